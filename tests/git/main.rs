@@ -12,15 +12,15 @@
 mod corpus;
 mod daemon;
 mod fetching;
-mod harbour;
+mod git_fixture;
 mod hostile;
 mod judged;
 mod large_files;
 mod mirror;
+mod mirror_fixture;
 mod much;
 mod pushing;
 mod refusing;
 mod seed;
 mod sizes;
 mod ssh_remotes;
-mod yard;

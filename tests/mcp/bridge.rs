@@ -18,7 +18,7 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place whose gate serves tools.
 pub(crate) struct Bridge {
-    pub(crate) place: GateDir,
+    pub(crate) gate_dir: GateDir,
     pub(crate) address: SocketAddr,
     /// Held while the gate's address is one of this machine's loopback.
     port: Option<Arc<Port>>,
@@ -41,9 +41,9 @@ impl Bridge {
     pub(crate) fn at(address: SocketAddr) -> Self {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
+        let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         Self {
-            place,
+            gate_dir,
             address,
             port: None,
             tools: String::new(),
@@ -104,12 +104,12 @@ impl Bridge {
     /// Writes the operator's file and starts the gate.
     pub(crate) fn start(&self) -> GateProcess<'_> {
         self.write();
-        self.place.start()
+        self.gate_dir.start()
     }
 
     /// Writes the operator's file.
     pub(crate) fn write(&self) {
-        self.place.write_config(&self.text(&self.sections));
+        self.gate_dir.write_config(&self.text(&self.sections));
     }
 
     fn text(&self, sections: &str) -> String {
@@ -126,15 +126,19 @@ impl Bridge {
 
     /// Writes the file with these sections instead of its own, and reloads it.
     pub(crate) fn reload_with(&self, sections: &str) {
-        self.place.write_config(&self.text(sections));
-        let output = self.place.run(&["config", "reload"]);
-        assert!(output.status.success(), "{}", testkit::said::err(&output));
+        self.gate_dir.write_config(&self.text(sections));
+        let output = self.gate_dir.run(&["config", "reload"]);
+        assert!(
+            output.status.success(),
+            "{}",
+            testkit::output::stderr(&output)
+        );
     }
 
     /// Writes the file anew, with our own server under these names and switches.
     pub(crate) fn rewrite(&self, fixtures: &[(&str, &[&str])]) {
         let mut changed = Self {
-            place: GateDir::new(PALISADE),
+            gate_dir: GateDir::new(PALISADE),
             address: self.address,
             port: self.port.clone(),
             tools: String::new(),
@@ -144,7 +148,7 @@ impl Bridge {
         for (name, switches) in fixtures {
             changed = changed.fixture(name, switches);
         }
-        self.place.write_config(&changed.text(&changed.sections));
+        self.gate_dir.write_config(&changed.text(&changed.sections));
     }
 
     /// Where a tool is.
@@ -154,7 +158,7 @@ impl Bridge {
 
     /// A file of the place.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.gate_dir.path().join(name)
     }
 
     /// A connection to the gate.
@@ -174,7 +178,7 @@ impl Bridge {
     }
 
     /// Sends a request and reads its answer to the end.
-    pub(crate) fn ask(
+    pub(crate) fn request(
         &self,
         method: &str,
         path: &str,
@@ -186,7 +190,7 @@ impl Bridge {
 
     /// The value of a series in the gate's metrics; none where it is not there.
     pub(crate) fn metric(&self, series: &str) -> Option<u64> {
-        let text = self.ask("GET", "/metrics", &[], "").text();
+        let text = self.request("GET", "/metrics", &[], "").text();
         value_of(&text, series)
     }
 
@@ -208,7 +212,7 @@ impl Bridge {
     /// Calls the hook `before` or `after`.
     pub(crate) fn hook(&self, moment: &str, body: &Value) -> HttpResponse {
         let path = format!("/intercept/{moment}");
-        self.ask("POST", &path, &[], &body.to_string())
+        self.request("POST", &path, &[], &body.to_string())
     }
 
     /// A session with a tool, as revisions up to 2025-11-25 have them.
@@ -232,7 +236,7 @@ impl Bridge {
         let body = initialize();
         let named = agent.map(|agent| ("X-Agent-ID", agent));
         let headers: Vec<_> = named.into_iter().collect();
-        let answer = self.ask("POST", &path, &headers, &body);
+        let answer = self.request("POST", &path, &headers, &body);
         let id = answer.header("mcp-session-id").map(str::to_owned);
         let Some(id) = id.filter(|_| answer.status == 200) else {
             return Err(answer);
@@ -252,7 +256,7 @@ impl Bridge {
     pub(crate) fn servers(&self) -> Vec<i32> {
         let program = testkit::mcp::fixture();
         let program = program.canonicalize().unwrap();
-        testkit::leftovers::processes(&self.place)
+        testkit::leftovers::processes(&self.gate_dir)
             .filter(|pid| {
                 let link = std::fs::read_link(format!("/proc/{pid}/exe"));
                 link.is_ok_and(|exe| exe == program)
@@ -297,7 +301,7 @@ pub(crate) fn send(
 }
 
 /// Sends a request to an address and reads its answer to the end.
-pub(crate) fn ask(
+pub(crate) fn request(
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -355,7 +359,8 @@ impl Session<'_> {
 
     /// Posts a message and reads the answer to its end.
     pub(crate) fn post(&self, body: &str) -> HttpResponse {
-        self.bridge.ask("POST", &self.path, &self.headers(), body)
+        self.bridge
+            .request("POST", &self.path, &self.headers(), body)
     }
 
     /// Posts a message and does not wait.
@@ -385,7 +390,9 @@ impl Session<'_> {
 
     /// Ends it.
     pub(crate) fn delete(&self) -> u16 {
-        let answer = self.bridge.ask("DELETE", &self.path, &self.headers(), "");
+        let answer = self
+            .bridge
+            .request("DELETE", &self.path, &self.headers(), "");
         answer.status
     }
 }

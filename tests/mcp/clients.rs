@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use testkit::mcp::peers;
-use testkit::said;
+use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
@@ -52,7 +52,7 @@ fn drive(
     let _gate = bridge.start();
     for (way, path) in client.ways() {
         let output = client.run(bridge, way, path, server);
-        let said = said::out(&output);
+        let said = output::stdout(&output);
         let held: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
@@ -60,7 +60,7 @@ fn drive(
         assert!(
             output.status.success() && held == checks(way),
             "{client:?} over {way}: {held:?}\n{}",
-            said::err(&output)
+            output::stderr(&output)
         );
     }
 }
@@ -110,7 +110,7 @@ fn git(client: Client) {
         let mut command = Command::new("git");
         command.arg("-C").arg(bridge.path("work")).args(words);
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", said::err(&output));
+        assert!(output.status.success(), "{}", output::stderr(&output));
     };
     run(&["init", "-q"]);
     let who = ["-c", "user.name=Test", "-c", "user.email=test@example.com"];

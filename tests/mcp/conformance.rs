@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use testkit::mcp::peers;
-use testkit::said;
+use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
@@ -24,7 +24,7 @@ fn passed(revision: &str) -> (usize, usize) {
         .arg(&results)
         .output()
         .unwrap();
-    let scenarios = scenarios(&said::out(&output));
+    let scenarios = scenarios(&output::stdout(&output));
     let required = required(revision);
     let good = required
         .iter()
@@ -34,7 +34,7 @@ fn passed(revision: &str) -> (usize, usize) {
         output.status.success(),
         "{good} of {} passed\n{}\n{}",
         required.len(),
-        said::out(&output),
+        output::stdout(&output),
         complaints(&results),
     );
     (good, required.len())

@@ -73,7 +73,7 @@ fn call(
             let mut all = session.headers();
             all.extend(headers);
             let body = request(1, "tools/call", &params);
-            answer_of(&bridge.ask("POST", &session.path, &all, &body))
+            answer_of(&bridge.request("POST", &session.path, &all, &body))
         }
         Transport::Sse => {
             let opened = bridge.send("GET", "/sse", &headers[..1], "");
@@ -81,7 +81,7 @@ fn call(
             http::read_head(&mut stream).unwrap();
             let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
             let post = |body: &str| {
-                let answer = bridge.ask("POST", &endpoint, &headers, body);
+                let answer = bridge.request("POST", &endpoint, &headers, body);
                 assert_eq!(answer.status, 202, "{}", answer.text());
             };
             let client = json!({"name": "test", "version": "1"});
@@ -104,7 +104,7 @@ fn call(
                 ("Mcp-Name", name),
             ]);
             let body = request(1, "tools/call", &params);
-            answer_of(&bridge.ask("POST", "/mcp/fixture", &headers, &body))
+            answer_of(&bridge.request("POST", "/mcp/fixture", &headers, &body))
         }
     }
 }

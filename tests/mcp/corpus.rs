@@ -135,7 +135,7 @@ fn outcome_of_message(message: &Value) -> Option<String> {
 fn corpus_of_tool_calls() {
     let bridge = start();
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("tool-calls", &bridge.place.control());
+    let mut corpus = Corpus::open("tool-calls", &bridge.gate_dir.control());
 
     for (name, tool, arguments) in calls() {
         let session = bridge.session("fixture");
@@ -181,7 +181,7 @@ fn corpus_of_tool_calls() {
         ("no session", "/mcp/fixture"),
     ] {
         corpus.case(&format!("bridge: {name}"), || {
-            outcome(&bridge.ask("POST", path, &[], &request(1, "tools/list", &json!({}))))
+            outcome(&bridge.request("POST", path, &[], &request(1, "tools/list", &json!({}))))
         });
     }
     corpus.finish();
@@ -190,7 +190,7 @@ fn corpus_of_tool_calls() {
 /// Sends a request of revision 2026-07-28.
 fn stateless(bridge: &Bridge, method: &str, name: Option<&str>, params: &Value) -> HttpResponse {
     let (headers, body) = stateless_request(method, name, params);
-    bridge.ask("POST", "/mcp/fixture", &headers, &body)
+    bridge.request("POST", "/mcp/fixture", &headers, &body)
 }
 
 /// The headers and the body of a request of revision 2026-07-28.
@@ -217,7 +217,7 @@ fn stateless_request<'a>(
 fn corpus_of_the_hooks() {
     let bridge = start();
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("hooks", &bridge.place.control());
+    let mut corpus = Corpus::open("hooks", &bridge.gate_dir.control());
     for (at, (name, tool, arguments)) in calls().into_iter().enumerate() {
         let params = json!({"name": tool, "arguments": arguments});
         let common = json!({
@@ -235,7 +235,7 @@ fn corpus_of_the_hooks() {
         for (moment, body) in [("before", before), ("after", after)] {
             corpus.case(&format!("seed, {moment}: {name}"), || {
                 let path = format!("/intercept/{moment}");
-                let answer = bridge.ask("POST", &path, &[], &body.to_string());
+                let answer = bridge.request("POST", &path, &[], &body.to_string());
                 let action = answer.json()["action"].clone();
                 format!("{} {action}", answer.status)
             });
@@ -251,7 +251,7 @@ fn corpus_of_the_hooks() {
             ),
         ] {
             corpus.case(&format!("docker, before, {form}: {name}"), || {
-                let answer = bridge.ask("POST", "/intercept/before", &[], &body.to_string());
+                let answer = bridge.request("POST", "/intercept/before", &[], &body.to_string());
                 let empty = answer.body.is_empty();
                 let failed = answer.json()["isError"] == true;
                 format!("{} empty={empty} isError={failed}", answer.status)
@@ -268,7 +268,7 @@ fn corpus_of_the_hooks() {
         ("no result", "{}"),
     ] {
         corpus.case(&format!("docker, after: {name}"), || {
-            let answer = bridge.ask("POST", "/intercept/after", &[], body);
+            let answer = bridge.request("POST", "/intercept/after", &[], body);
             let empty = answer.body.is_empty();
             let failed = answer.json()["isError"] == true;
             format!("{} empty={empty} isError={failed}", answer.status)

@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use testkit::http::HttpResponse;
 use testkit::inside::NetNamespace;
-use testkit::said;
+use testkit::output;
 
 use crate::bridge::Bridge;
 use crate::hooks::refused;
@@ -46,8 +46,8 @@ fn post(
         .args(more)
         .arg(url);
     let output = gateway.within(|| curl.output().unwrap());
-    assert!(output.status.success(), "{}", said::err(&output));
-    let told = said::out(&output);
+    assert!(output.status.success(), "{}", output::stderr(&output));
+    let told = output::stdout(&output);
     let (body, status) = told.rsplit_once('\n').unwrap();
     HttpResponse {
         status: status.parse().unwrap(),
@@ -115,6 +115,6 @@ mod needs_root {
         let answer = post(&gateway, &token, before, &[], &json!("no call"));
         assert_eq!(answer.status, 400, "{}", answer.text());
         refused(&answer);
-        assert!(!running.said().contains(TOKEN), "{}", running.said());
+        assert!(!running.stderr().contains(TOKEN), "{}", running.stderr());
     }
 }

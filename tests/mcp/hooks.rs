@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use testkit::gate::GateProcess;
 use testkit::http::HttpResponse;
+use testkit::output;
 use testkit::port::Port;
-use testkit::said;
 
 use crate::bridge::{Bridge, request};
 
@@ -35,7 +35,7 @@ fn docker(name: &str, text: &str) -> Value {
 }
 
 fn metrics(bridge: &Bridge) -> String {
-    let answer = bridge.ask("GET", "/metrics", &[], "");
+    let answer = bridge.request("GET", "/metrics", &[], "");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.text()
 }
@@ -125,7 +125,7 @@ fn seed_000_hook_refusals_have_the_block_form() {
         ("POST", "/intercept/before", &[], "", 400),
         ("POST", "/intercept/after", &[], "[", 400),
     ] {
-        let answer = bridge.ask(method, path, headers, body);
+        let answer = bridge.request(method, path, headers, body);
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
         refused(&answer);
     }
@@ -188,7 +188,7 @@ fn seed_000_audit_list_names_the_tool_of_a_call() {
     assert_eq!(bridge.hook("before", &docker("search", "x")).text(), "");
     let session = bridge.session("fixture");
     session.text("test_simple_text", &json!({}));
-    let listed = said::out(&bridge.place.run(&["audit", "list", "--kind", "mcp"]));
+    let listed = output::stdout(&bridge.gate_dir.run(&["audit", "list", "--kind", "mcp"]));
     let ends = |what: &str| listed.lines().any(|line| line.trim_end().ends_with(what));
     assert!(ends(" tools/call search"), "{listed}");
     assert!(ends(" tools/call fixture test_simple_text"), "{listed}");
@@ -235,13 +235,13 @@ fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
     let (hooks, tools) = (Port::take(), Port::take());
     let program = testkit::mcp::fixture();
     let hooks = Bridge::at(hooks.address());
-    hooks.place.write_config(&format!(
+    hooks.gate_dir.write_config(&format!(
         "version: \"1.0\"\nserver:\n  interceptor_addr: \"{}\"\n  mcp_server_addr: \"{}\"\n\
          tools:\n  - {{name: fixture, command: [{program:?}]}}\n",
         hooks.address,
         tools.address()
     ));
-    let _gate = hooks.place.start();
+    let _gate = hooks.gate_dir.start();
     let tools = Bridge::at(tools.address());
     let call = docker("read", "x");
     assert_eq!(hooks.hook("before", &call).status, 200);
@@ -264,11 +264,11 @@ fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
         ("GET", "/sse"),
         ("POST", "/message?session_id=1"),
     ] {
-        let answer = hooks.ask(method, path, &[], &begin);
+        let answer = hooks.request(method, path, &[], &begin);
         assert_eq!(answer.status, 404, "{path}: {}", answer.text());
     }
     for address in [&hooks, &tools] {
-        let health = address.ask("GET", "/health", &[], "");
+        let health = address.request("GET", "/health", &[], "");
         assert_eq!(health.status, 200, "{}", health.text());
         for part in ["interceptor", "bridge", "policy"] {
             assert!(!health.json()["components"][part].is_null(), "{part}");

@@ -62,7 +62,7 @@ fn junk_on_stdout_is_dropped_and_counted() {
     let text = session.text("flood", &json!({"lines": 20_000}));
     assert_eq!(text, "Flooded.");
     session.text("test_simple_text", &json!({}));
-    let metrics = bridge.ask("GET", "/metrics", &[], "").text();
+    let metrics = bridge.request("GET", "/metrics", &[], "").text();
     let junk: f64 = metrics
         .lines()
         .filter(|line| line.contains("junk") && !line.starts_with('#'))
@@ -70,7 +70,7 @@ fn junk_on_stdout_is_dropped_and_counted() {
         .sum();
     assert!(junk >= 20_000.0, "{junk}\n{metrics}");
     // Said, but not twenty thousand times.
-    assert!(gate.said().lines().count() < 1000, "{}", gate.said());
+    assert!(gate.stderr().lines().count() < 1000, "{}", gate.stderr());
 }
 
 /// Issue 14, number 4.
@@ -82,7 +82,7 @@ fn a_server_that_floods_stderr_fills_no_log() {
     let gate = bridge.start();
     bridge.session("noisy").text("test_simple_text", &json!({}));
     let lines_with = |what: &str| {
-        let said = gate.said();
+        let said = gate.stderr();
         let lines = said.lines().filter(|line| line.contains(what));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -142,7 +142,10 @@ fn a_program_that_is_not_there_is_unavailable() {
     };
     assert_eq!(answer.status, 503, "{}", answer.text());
     let body = request(0, "initialize", &json!({}));
-    assert_eq!(bridge.ask("POST", "/mcp/unknown", &[], &body).status, 404);
+    assert_eq!(
+        bridge.request("POST", "/mcp/unknown", &[], &body).status,
+        404
+    );
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
     let bridge = Bridge::new().tool("fixture", &command, "env: [\"GIVEN=yes\"]");
     bridge.write();
     let _gate = bridge
-        .place
+        .gate_dir
         .start_with(|command| command.env("GATE_SECRET", "for the gate alone"));
     let session = bridge.session("fixture");
     let seen: Value = serde_json::from_str(&session.text("env", &json!({}))).unwrap();

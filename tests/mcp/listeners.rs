@@ -9,8 +9,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use serde_json::{Value, json};
 use testkit::gate::{GateDir, GateProcess};
 use testkit::http::{self, HttpResponse};
+use testkit::output;
 use testkit::port::Port;
-use testkit::said;
 
 use crate::bridge::{self, connect, initialize as begin, messages, request};
 
@@ -20,13 +20,13 @@ const OTHER: &str = "another-token-of-the-operator";
 
 /// A gate's place with our own server as `fixture`.
 struct Fixture {
-    place: GateDir,
+    gate_dir: GateDir,
 }
 
 impl Fixture {
     fn new() -> Self {
         Self {
-            place: GateDir::new(PALISADE),
+            gate_dir: GateDir::new(PALISADE),
         }
     }
 
@@ -37,18 +37,18 @@ impl Fixture {
         for name in tools {
             writeln!(text, "  - {{name: {name}, command: [{program:?}]}}").unwrap();
         }
-        self.place.write_config(&text);
+        self.gate_dir.write_config(&text);
     }
 
     fn start(&self, server: &str) -> GateProcess<'_> {
         self.write(server, &["fixture"]);
-        self.place.start()
+        self.gate_dir.start()
     }
 
     fn reload(&self, server: &str) {
         self.write(server, &["fixture"]);
-        let output = self.place.run(&["config", "reload"]);
-        assert!(output.status.success(), "{}", said::err(&output));
+        let output = self.gate_dir.run(&["config", "reload"]);
+        assert!(output.status.success(), "{}", output::stderr(&output));
     }
 }
 
@@ -138,13 +138,13 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
         assert_eq!(answer.status, 403, "{}", answer.text());
     }
     assert_eq!(listed(&gate), at(new.address()));
-    let shown = said::out(&fixture.place.run(&["gate", "status"]));
+    let shown = output::stdout(&fixture.gate_dir.run(&["gate", "status"]));
     assert!(
         shown.contains(&format!("mcp: {}", new.address())),
         "{shown}"
     );
     assert!(!shown.contains(&anywhere(&old).to_string()), "{shown}");
-    let log = gate.said();
+    let log = gate.stderr();
     assert!(!log.contains("next start"), "{log}");
     assert!(log.contains("mcp listener closed"), "{log}");
 }
@@ -154,9 +154,9 @@ fn a_listener_that_is_not_configured_any_more_is_closed() {
     let port = Port::take();
     let fixture = Fixture::new();
     let gate = fixture.start(&single(port.address(), None));
-    fixture.place.write_config("version: \"1.0\"\n");
-    let output = fixture.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    fixture.gate_dir.write_config("version: \"1.0\"\n");
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(port.address()));
     assert_eq!(listed(&gate), (Value::Null, Value::Null));
     let health = gate.get("/internal/health").json();
@@ -242,8 +242,8 @@ fn an_address_that_is_taken_refuses_the_reload_whole() {
     let fixture = Fixture::new();
     let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
     fixture.write(&single(new.address(), None), &["fixture", "added"]);
-    let output = fixture.place.run(&["config", "reload"]);
-    let told = said::err(&output);
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    let told = output::stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(told.contains(&new.address().to_string()), "{told}");
     assert_eq!(listed(&gate), at(anywhere(&old)));
@@ -253,8 +253,8 @@ fn an_address_that_is_taken_refuses_the_reload_whole() {
     let shown = gate.get("/v1/config").text();
     assert!(!shown.contains("added"), "{shown}");
     drop(taken);
-    let output = fixture.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(old.address()));
     assert_eq!(listed(&gate), at(new.address()));
 }

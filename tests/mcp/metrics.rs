@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testkit::gate::GateProcess;
 use testkit::http::{self, HttpResponse};
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 use crate::bridge::{Bridge, Session, initialize, messages, request};
 use crate::relay::events;
@@ -27,12 +27,12 @@ fn processes(name: &str, tool: &str) -> String {
 fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     wait::until_or(
         || {
-            let said = gate.said();
+            let said = gate.stderr();
             let mut lines = said.lines();
             let found = lines.find(|line| texts.iter().all(|text| line.contains(text)));
             found.map(str::to_owned)
         },
-        || format!("a line with {texts:?} in:\n{}", gate.said()),
+        || format!("a line with {texts:?} in:\n{}", gate.stderr()),
     )
 }
 
@@ -64,7 +64,7 @@ fn wait_for_start(file: &Path) {
 fn seed_000_metrics_are_served_where_configured_and_reload() {
     let bridge = Bridge::with_fixture().section("metrics: {path: /numbers}");
     let gate = bridge.start();
-    let get = |path: &str| bridge.ask("GET", path, &[], "");
+    let get = |path: &str| bridge.request("GET", path, &[], "");
     let is_served = |answer: &HttpResponse| {
         let kind = answer.header("content-type").unwrap_or_default();
         let text = answer.text();
@@ -96,8 +96,8 @@ fn seed_000_a_metrics_path_that_is_taken_is_refused() {
     for path in ["/mcp/x", "/health", "/intercept", "/sse", "/message"] {
         let bridge = Bridge::with_fixture().section(&format!("metrics: {{path: {path}}}"));
         bridge.write();
-        let output = bridge.place.run(&["config", "check"]);
-        let told = said::err(&output);
+        let output = bridge.gate_dir.run(&["config", "check"]);
+        let told = output::stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{path}: {told}");
         assert!(
             told.contains("metrics.path") && told.contains(path),
@@ -136,12 +136,12 @@ fn seed_000_a_failed_write_is_500_and_logged() {
     let mut stream = BufReader::new(bridge.send("GET", "/sse/closes", &[], ""));
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
-    let post = |body: &str| bridge.ask("POST", &endpoint, &[], body).status;
+    let post = |body: &str| bridge.request("POST", &endpoint, &[], body).status;
     assert_eq!(post(&initialize()), 202);
     let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     assert_eq!(post(initialized), 202);
     wait::until("its input to be closed", || {
-        let said = gate.said();
+        let said = gate.stderr();
         let closed = said.lines().filter(|line| line.ends_with("closed\""));
         (closed.count() == 2).then_some(())
     });
@@ -242,8 +242,8 @@ fn seed_000_process_status_is_one_or_zero() {
     // A tool that is removed while it runs ends, and has no series.
     bridge.session("fixture");
     bridge.rewrite(&[("other", &[])]);
-    let output = bridge.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    let output = bridge.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     wait::until("the series to go", || {
         (both() == (None, None)).then_some(())
     });

@@ -136,13 +136,13 @@ impl ToolState {
 // **Feature: unified-sidecar, Property 9: Health Status Aggregation**
 #[test]
 fn property_09_health_status_aggregation() {
-    let place = GateDir::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let (hooks, tools) = (Port::take(), Port::take());
-    let bundle = place.path().join("bundle");
+    let bundle = gate_dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
     let policy = format!("package mcp.authz\n{OBEDIENT}");
     std::fs::write(bundle.join("policy.rego"), policy).unwrap();
-    let gate = place.start();
+    let gate = gate_dir.start();
     let states = prop::sample::select(vec![
         ToolState::Works,
         ToolState::CannotStart,
@@ -185,8 +185,8 @@ fn property_09_health_status_aggregation() {
         for (name, state) in &named {
             text.push_str(&state.entry(name));
         }
-        place.write_config(&text);
-        let reloaded = gate.ask("POST", "/v1/config/reload", &Value::Null);
+        gate_dir.write_config(&text);
+        let reloaded = gate.request("POST", "/v1/config/reload", &Value::Null);
         prop_assert_eq!(reloaded.status, 200, "{}", reloaded.text());
         for (name, state) in &named {
             if let Some(expected) = state.answer() {
@@ -293,13 +293,13 @@ fn property_10_metrics_emission_consistency() {
             r#"polis_sidecar_policy_decision_duration_seconds_count{bundle_id="guard"}"#.to_owned(),
         ];
         let read = |series: &[String]| -> Vec<u64> {
-            let text = bridge.ask("GET", "/metrics", &[], "").text();
+            let text = bridge.request("GET", "/metrics", &[], "").text();
             series.iter().map(|one| value_of(&text, one).unwrap_or(0)).collect()
         };
         let one_more = |earlier: &[u64]| -> Vec<u64> { earlier.iter().map(|count| count + 1).collect() };
         let earlier = read(&series);
         let path = format!("/intercept/{moment}");
-        let answer = bridge.ask("POST", &path, &[], &envelope.to_string());
+        let answer = bridge.request("POST", &path, &[], &envelope.to_string());
         prop_assert_eq!(answer.status, 200, "{}", answer.text());
         prop_assert_eq!(&answer.json()["action"], counted);
         prop_assert_eq!(read(&series), one_more(&earlier), "{:?}", series);

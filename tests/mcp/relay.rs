@@ -46,7 +46,9 @@ fn every_byte_survives_the_newest_revision_too() {
         ("Mcp-Method", "tools/call"),
         ("Mcp-Name", "echo_raw"),
     ];
-    let text = bridge.ask("POST", "/mcp/fixture", &headers, &body).text();
+    let text = bridge
+        .request("POST", "/mcp/fixture", &headers, &body)
+        .text();
     assert!(
         text.contains(&format!("\"structuredContent\":{ARGUMENTS}")),
         "{text}"
@@ -152,7 +154,7 @@ fn a_stream_of_the_older_transport_goes_on_where_it_broke() {
     let head = http::read_head(&mut stream).unwrap();
     let session = head.header("x-session-id").unwrap().to_owned();
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
-    let post = |body: &str| assert_eq!(bridge.ask("POST", &endpoint, &[], body).status, 202);
+    let post = |body: &str| assert_eq!(bridge.request("POST", &endpoint, &[], body).status, 202);
     let client = json!({"name": "test", "version": "1"});
     let params = json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": client});
     post(&request(0, "initialize", &params));
@@ -186,7 +188,7 @@ fn stderr_of_a_server_is_in_the_log_with_its_name() {
     let session = bridge.session("fixture");
     session.text("stderr_lines", &json!({"count": 1, "text": "over and out"}));
     wait::until("the line", || {
-        let said = gate.said();
+        let said = gate.stderr();
         let line = said.lines().find(|line| line.contains("over and out 0"))?;
         line.contains("fixture").then_some(())
     });

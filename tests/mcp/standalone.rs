@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use testkit::inside::{self, NetNamespace};
 use testkit::leftovers::start_of;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 use crate::bridge::{Bridge, initialize, messages, request};
 use crate::polis_config::ask;
@@ -32,14 +32,17 @@ impl Standalone {
         let mut started = Self { child, log };
         wait::until("the bridge to listen", || {
             if let Some(status) = started.child.try_wait().unwrap() {
-                panic!("the bridge ended ({status}): {}", started.said());
+                panic!("the bridge ended ({status}): {}", started.stderr());
             }
-            started.said().contains("bridge listening on").then_some(())
+            started
+                .stderr()
+                .contains("bridge listening on")
+                .then_some(())
         });
         started
     }
 
-    fn said(&self) -> String {
+    fn stderr(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
@@ -65,7 +68,7 @@ fn program(bridge: &Bridge, path: impl AsRef<Path>) -> Command {
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", bridge.place.path());
+        .env("HOME", bridge.gate_dir.path());
     command
 }
 
@@ -93,7 +96,7 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let running = Standalone::start(&bridge, command);
 
     // The only tool needs no name.
-    let answer = bridge.ask("POST", "/mcp", &[], &initialize());
+    let answer = bridge.request("POST", "/mcp", &[], &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let session = bridge.session("bridge");
     let listed = session.post(&request(2, "tools/list", &json!({})));
@@ -108,14 +111,14 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     assert_eq!(testkit::http::read_head(&mut events).unwrap().status, 200);
     let first = testkit::http::read_chunk(&mut events).unwrap().unwrap();
     assert!(first.starts_with(b"event: endpoint"), "{first:?}");
-    let health = bridge.ask("GET", "/health", &[], "");
+    let health = bridge.request("GET", "/health", &[], "");
     assert_eq!(health.status, 200, "{}", health.text());
     wait::until("the decision in the log", || {
-        let said = running.said();
+        let said = running.stderr();
         (said.contains("tool call decided") && said.contains("name=\"env\"")).then_some(())
     });
     // Nothing was made in the operator's home.
-    let made = std::fs::read_dir(bridge.place.path()).unwrap();
+    let made = std::fs::read_dir(bridge.gate_dir.path()).unwrap();
     let names = made.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
     names.sort();
@@ -142,7 +145,7 @@ fn seed_000_bridge_run_ends_with_every_process_it_started() {
         let started = start_of(grandchild).unwrap();
         assert_eq!(bridge.servers().len(), 1);
 
-        assert_eq!(running.end(signal), code, "{signal}: {}", running.said());
+        assert_eq!(running.end(signal), code, "{signal}: {}", running.stderr());
         wait::until("no process to be left", || {
             let over = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
             over.then_some(())
@@ -162,7 +165,7 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     command.args(["--", &fixture()]);
     // Port 8090 of this machine may be taken.
     let running = Standalone::start(&bridge, inside::alone(&command));
-    let said = running.said();
+    let said = running.stderr();
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
     assert!(said.contains(address), "{said}");
     let network = NetNamespace::of_process(running.child.id());
@@ -171,7 +174,7 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     assert_eq!(ask(&network, "GET", "/health", "").status, 200);
 
     let help = program(&bridge, &link).arg("--help").output().unwrap();
-    let help = said::out(&help);
+    let help = output::stdout(&help);
     assert!(
         help.contains("Usage: polis-bridge [OPTIONS] <COMMAND>..."),
         "{help}"
@@ -215,9 +218,12 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     let bearer = ("Authorization", "Bearer of-the-operator");
     let post = |path: &str, headers: &[(&str, &str)], body: &str| {
         let headers: Vec<_> = headers.iter().copied().chain([bearer]).collect();
-        bridge.ask("POST", path, &headers, body)
+        bridge.request("POST", path, &headers, body)
     };
-    assert_eq!(bridge.ask("POST", "/mcp", &[], &initialize()).status, 401);
+    assert_eq!(
+        bridge.request("POST", "/mcp", &[], &initialize()).status,
+        401
+    );
     assert_eq!(post("/mcp/other", &[], &initialize()).status, 404);
     let began = post("/mcp", &[], &initialize());
     let session = began.header("mcp-session-id").unwrap();
@@ -235,7 +241,7 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     assert!(!told.contains("of-the-operator"), "{told}");
     // Decisions are information, and the level is that of the option.
     assert_eq!(running.end(Signal::SIGTERM), Some(0));
-    let said = running.said();
+    let said = running.stderr();
     assert!(!said.contains("tool call decided"), "{said}");
 }
 
@@ -277,13 +283,13 @@ fn seed_000_bridge_run_refuses_what_it_cannot_serve() {
         ),
     ] {
         let output = refused(options, words);
-        let told = said::err(&output);
+        let told = output::stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {told}");
         assert!(told.contains(sentence), "{words:?}: {told}");
     }
     let _taken = TcpListener::bind(bridge.address).unwrap();
     let output = refused(&[], &[&fixture]);
-    let told = said::err(&output);
+    let told = output::stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains(&bridge.address.to_string()), "{told}");
     assert!(told.contains("choose another port with -p"), "{told}");

@@ -11,7 +11,7 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod bench;
+mod agent_fixture;
 mod elsewhere;
 mod install;
 mod journey;

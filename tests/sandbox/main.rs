@@ -18,27 +18,27 @@ macro_rules! for_a_borrower {
             $(#[test]
             fn $name() {
                 if testkit::require_root("lending ids to a user") {
-                    super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Borrower));
+                    super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::SubidUser));
                 }
             })+
         }
     };
 }
 
-/// Makes tests of functions that take a [`bench::Bench`]: one as oneself, one as nobody.
+/// Makes tests of functions that take a [`bench::SandboxFixture`]: one as oneself, one as nobody.
 macro_rules! for_every_operator {
     ($($name:ident),+ $(,)?) => {
         mod as_oneself {
             $(#[test]
             fn $name() {
-                super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Oneself));
+                super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::CurrentUser));
             })+
         }
         mod unprivileged {
             $(#[test]
             fn $name() {
                 if testkit::require_root("being an unprivileged user") {
-                    super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Nobody));
+                    super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::Unprivileged));
                 }
             })+
         }
@@ -46,7 +46,6 @@ macro_rules! for_every_operator {
 }
 
 mod agents;
-mod bench;
 mod checkpoints;
 mod cpu;
 mod crash;
@@ -64,6 +63,7 @@ mod progress;
 mod repositories;
 mod repository_file;
 mod reuse;
+mod sandbox_fixture;
 mod scripts;
 mod setup;
 mod terminal;

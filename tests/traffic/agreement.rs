@@ -9,7 +9,7 @@ use testkit::http::{self, HttpResponse};
 use testkit::inside::{self, ByteAtATime, NetNamespace};
 use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter, refusal};
 
 /// Long enough to close a connection.
 const SOON: Duration = Duration::from_secs(20);
@@ -24,9 +24,9 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let net = Net {
-        api: bench.https(&["api.example", "twin.example"], |_| {
+        api: fixture.https(&["api.example", "twin.example"], |_| {
             OriginReply::text("api")
         }),
         web: OriginServer::http(|_| OriginReply::text("web")),
@@ -42,8 +42,8 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &NetNamespace)) {
         .at("web.example:443", net.web.address())
         .at("port.example:8000", net.web.address())
         .egress("timeouts: {header: 5s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&net, &agent, &agent.inside());
 }
 
@@ -128,7 +128,7 @@ fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes()
             assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
             let closed = inside::ends(&mut stream, SOON);
             assert!(closed, "{to} {hello:?} {host}: still open");
-            assert_eq!(agent.bench.record(&id)["reason"], "name_mismatch");
+            assert_eq!(agent.fixture.record(&id)["reason"], "name_mismatch");
         }
         net.assert_untouched();
     });
@@ -331,13 +331,13 @@ fn a_listed_address_is_reached_and_no_other() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let web = OriginServer::http(|_| OriginReply::text("web"));
     let rules = Rules::new()
         .allow("192.0.2.7")
         .at("192.0.2.7:80", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     assert_eq!(agent.curl("http://192.0.2.7/").body, "web");
     refusal(
         &ask(agent.inside().port(80), get("192.0.2.8", "/")),
@@ -482,7 +482,7 @@ fn urllibs_connect_of_http_1_0_without_host_opens_a_tunnel() {
              os.environ['https_proxy'] = 'http://192.0.0.1:8080'; \
              print(u.urlopen('https://api.example/').read().decode())";
         assert_eq!(
-            agent.says(&format!("/usr/bin/python3 -c \"{program}\"")),
+            agent.stdout_of(&format!("/usr/bin/python3 -c \"{program}\"")),
             "api"
         );
     });

@@ -9,12 +9,12 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use testkit::corpus::Corpus;
 use testkit::origin::{OriginReply, OriginServer};
+use testkit::output;
 use testkit::port::Port;
 use testkit::resolver::{self, RecordData, Resolver, record};
-use testkit::said;
 
 use self::requests::REQUESTS;
-use crate::bench::{Agent, Bench};
+use crate::traffic_fixture::{Agent, TrafficFixture};
 
 /// The rules that the tables are decided by. `{…}` are filled in by [`Net::start`].
 const CONFIG: &str = r#"version: "1.0"
@@ -129,14 +129,14 @@ const CONTAINERS: [(&str, &str); 3] = [
 
 /// A gate, a small internet, and a shared network.
 struct Net {
-    bench: Bench,
+    fixture: TrafficFixture,
     proxy: Port,
     _origins: [OriginServer; 4],
 }
 
 impl Net {
     fn start(policies: &str) -> Self {
-        let bench = Bench::new();
+        let fixture = TrafficFixture::new();
         let answer = |asked: &testkit::origin::OriginRequest| match asked.path() {
             // The origin switches protocols and closes the connection.
             "/ws" => OriginReply::status(101)
@@ -168,15 +168,15 @@ impl Net {
             "closed.example",
             "forge.example",
         ];
-        let tls = bench.https(&names, answer);
+        let tls = fixture.https(&names, answer);
         let plain = OriginServer::http(answer);
-        let untrusted = bench.https(&["another.example"], answer);
+        let untrusted = fixture.https(&["another.example"], answer);
         // A listener that closes what it accepts.
         let dead = OriginServer::raw(|stream, _| drop(stream));
         let resolver = Resolver::start();
-        resolver.tell("open.example", 1, address("open.example"));
+        resolver.set_reply("open.example", 1, address("open.example"));
         let proxy = Port::take();
-        let root = bench.place.path();
+        let root = fixture.gate_dir.path();
         for (name, text) in [("authz", AUTHZ), ("watch", WATCH)] {
             std::fs::create_dir_all(root.join(name)).unwrap();
             std::fs::write(root.join(name).join("policy.rego"), text).unwrap();
@@ -190,11 +190,11 @@ impl Net {
             .replace("{dead}", &dead.address().to_string())
             .replace("{untrusted}", &untrusted.address().to_string())
             .replace("{resolver}", &resolver.address().to_string());
-        bench.place.write_config(&config);
-        bench.ok(&["gate", "start"]);
-        bench.ok(&["ca", "export", "--out", "gate.pem"]);
+        fixture.gate_dir.write_config(&config);
+        fixture.ok(&["gate", "start"]);
+        fixture.ok(&["ca", "export", "--out", "gate.pem"]);
         Self {
-            bench,
+            fixture,
             proxy,
             _origins: [tls, plain, untrusted, dead],
         }
@@ -204,7 +204,7 @@ impl Net {
     fn register_containers(&self) {
         for (id, ip) in CONTAINERS {
             let args = ["registry", "add", id, "--ip", ip, "--repo", "acme/app"];
-            self.bench.ok(&args);
+            self.fixture.ok(&args);
         }
     }
 
@@ -212,7 +212,7 @@ impl Net {
     fn curl(&self, ip: &str, arguments: &str) -> String {
         let line = format!(
             "{CURL} --interface {ip} --cacert {}/gate.pem -x http://{} {arguments}",
-            self.bench.place.path().display(),
+            self.fixture.gate_dir.path().display(),
             self.proxy.address()
         );
         let output = Command::new("bash")
@@ -226,14 +226,14 @@ impl Net {
 
     /// Adds to the section `dns`, and restarts the gate.
     fn set_dns(&self, line: &str) {
-        let config = std::fs::read_to_string(self.bench.place.config()).unwrap();
+        let config = std::fs::read_to_string(self.fixture.gate_dir.config()).unwrap();
         let config = config.replace("dns: {", &format!("dns: {{{line}, "));
-        self.bench.place.write_config(&config);
-        self.bench.ok(&["gate", "restart"]);
+        self.fixture.gate_dir.write_config(&config);
+        self.fixture.ok(&["gate", "restart"]);
     }
 
     fn corpus(&self, name: &str) -> Corpus {
-        Corpus::open(name, &self.bench.place.control())
+        Corpus::open(name, &self.fixture.gate_dir.control())
     }
 }
 
@@ -247,7 +247,7 @@ const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'"
 /// What curl showed: whether it succeeded, the status of a tunnel and of the answer, and the
 /// reason that a refusal names.
 fn outcome(output: &Output) -> String {
-    let printed = said::out(output);
+    let printed = output::stdout(output);
     let (body, status) = printed
         .trim_end()
         .rsplit_once('\n')
@@ -367,7 +367,7 @@ fn corpus_of_a_sandbox() {
     let names = ["one", "two", "three"];
     let agents: Vec<Agent<'_>> = names
         .iter()
-        .map(|name| net.bench.create_with(name, &["--repo", "acme/app"]))
+        .map(|name| net.fixture.create_with(name, &["--repo", "acme/app"]))
         .collect();
     let mut corpus = net.corpus("sandbox");
     for (entry, agent) in TRANSPARENT.iter().zip(&agents) {
@@ -398,7 +398,7 @@ const QUERIES: [&str; 14] = [
 
 /// What dig showed: the status, and the extended error.
 fn name_outcome(output: &Output) -> String {
-    let printed = said::out(output);
+    let printed = output::stdout(output);
     let status = printed.lines().find_map(|line| line.split_once("status: "));
     let status = status.map_or("-", |(_, rest)| rest.split(',').next().unwrap_or("-"));
     let error = printed.lines().find(|line| line.contains("EDE:"));
@@ -411,7 +411,7 @@ fn corpus_of_names() {
     for mode in ["synthetic", "forward"] {
         let net = Net::start("");
         net.set_dns(&format!("mode: {mode}"));
-        let agent = net.bench.create("one");
+        let agent = net.fixture.create("one");
         let mut corpus = net.corpus(&format!("names-{mode}"));
         for transport in ["+notcp", "+tcp"] {
             for query in QUERIES {
@@ -429,7 +429,7 @@ fn corpus_of_names() {
 #[test]
 fn corpus_of_policy_try() {
     let net = Net::start(BUNDLES);
-    let agent = net.bench.create_with("one", &["--repo", "acme/app"]);
+    let agent = net.fixture.create_with("one", &["--repo", "acme/app"]);
     let mut corpus = net.corpus("policy-try");
     for scheme in ["http", "https"] {
         for (name, host, path, more) in REQUESTS {
@@ -444,7 +444,7 @@ fn corpus_of_policy_try() {
             };
             let url = format!("{scheme}://{host}{path}");
             corpus.case(&format!("{scheme}: {name}"), || {
-                let output = net.bench.run(&[
+                let output = net.fixture.run(&[
                     "policy",
                     "try",
                     &url,
@@ -454,7 +454,8 @@ fn corpus_of_policy_try() {
                     &agent.name,
                     "--json",
                 ]);
-                let answer: Value = serde_json::from_str(&said::out(&output)).unwrap_or_default();
+                let answer: Value =
+                    serde_json::from_str(&output::stdout(&output)).unwrap_or_default();
                 let field = |name: &str| answer[name].as_str().unwrap_or("-").to_owned();
                 let code = output.status.code().unwrap_or(-1);
                 format!(

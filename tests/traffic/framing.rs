@@ -6,7 +6,7 @@ use std::time::Duration;
 use testkit::inside::{self, NetNamespace};
 use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -14,14 +14,14 @@ fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let web =
         OriginServer::http(|asked| OriginReply::text(format!("{} {}", asked.path(), asked.length)));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&web, &agent, &agent.inside());
 }
 
@@ -144,7 +144,7 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
             assert_eq!(answer.status, 400, "{what}: {answer:?} {}", answer.text());
             let id = refusal(&answer, 400, "framing");
             assert!(inside::ends(&mut stream, SOON), "{what}: still open");
-            let record = agent.bench.record(&id);
+            let record = agent.fixture.record(&id);
             assert_eq!(
                 (&record["verdict"], &record["reason"], &record["sandbox"]),
                 (&"deny".into(), &"framing".into(), &agent.id.as_str().into()),
@@ -188,7 +188,7 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
         let seen = web.requests();
         assert!(seen.is_empty(), "{seen:?}");
         let count = || {
-            let records = agent.bench.records().into_iter();
+            let records = agent.fixture.records().into_iter();
             let faults = records.filter(|record| record["reason"] == "framing");
             (faults.count() >= 11).then_some(())
         };

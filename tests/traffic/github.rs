@@ -7,7 +7,7 @@ use testkit::http;
 use testkit::inside::{self, NetNamespace};
 use testkit::origin::{Latch, OriginReply, OriginServer};
 
-use crate::bench::{Bench, Rules, ask, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, ask, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -15,24 +15,24 @@ const SOON: Duration = Duration::from_secs(20);
 fn with_github(
     rules: impl FnOnce(Rules) -> Rules,
     answer: impl Fn() -> OriginReply + Send + Sync + 'static,
-    check: impl FnOnce(&Rules, &OriginServer, &Bench, &NetNamespace),
+    check: impl FnOnce(&Rules, &OriginServer, &TrafficFixture, &NetNamespace),
 ) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.github.com"], move |_| answer());
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.github.com"], move |_| answer());
     let plain = Rules::new()
         .allow("api.github.com")
         .at("api.github.com", api.address());
-    bench.write(&rules(plain.clone()));
-    let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
-    let inside = NetNamespace::of(&bench.place, made["id"].as_str().unwrap());
-    check(&plain, &api, &bench, &inside);
+    fixture.write(&rules(plain.clone()));
+    let made = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    let inside = NetNamespace::of(&fixture.gate_dir, made["id"].as_str().unwrap());
+    check(&plain, &api, &fixture, &inside);
 }
 
 /// A request of that first line, with these headers and this body.
-fn said(line: &str, headers: &[&str], body: &str) -> String {
+fn stderr(line: &str, headers: &[&str], body: &str) -> String {
     let lines: String = headers.iter().map(|one| format!("{one}\r\n")).collect();
     let length = body.len();
     format!(
@@ -51,7 +51,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
     with_github(
         |rules| rules,
         || OriginReply::text("{}"),
-        |_, api, bench, inside| {
+        |_, api, fixture, inside| {
             let merge = "PUT /repos/acme/app/pulls/123/merge";
             let answer = ask(speak(inside), said(merge, &[JSON], "{}"));
             let id = refusal(&answer, 403, "github_rule");
@@ -60,7 +60,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                 error.contains("PR merge blocked - use GitHub UI"),
                 "{error}"
             );
-            assert_eq!(bench.record(&id)["reason"], "github_rule");
+            assert_eq!(fixture.record(&id)["reason"], "github_rule");
             // By the other roads that lead there.
             for (line, body) in [
                 ("PUT /repos/acme/app/pulls/123/merge/", "{}"),
@@ -93,7 +93,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
     with_github(
         |rules| rules.policy(policy),
         || OriginReply::text("{}"),
-        |_, api, bench, inside| {
+        |_, api, fixture, inside| {
             // The rules for GitHub allow both: they read a registered repository.
             let read = |path: &str| ask(speak(inside), said(&format!("GET {path}"), &[], ""));
             assert_eq!(read("/repos/acme/app/issues").status, 200);
@@ -107,7 +107,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
                 let id = refusal(&answer, 403, "github_rule");
                 let rule = "policy.yaml:blocked_api_patterns";
                 assert_eq!(answer.json()["rule"], rule, "{path}");
-                assert_eq!(bench.record(&id)["rule"], rule, "{path}");
+                assert_eq!(fixture.record(&id)["rule"], rule, "{path}");
             }
             assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
         },
@@ -143,7 +143,7 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
     with_github(
         |rules| rules.egress("github: {allow: [read-user]}"),
         move || OriginReply::text("begun").paused(&held),
-        |without, _, bench, inside| {
+        |without, _, fixture, inside| {
             let open = |path: &str| {
                 let mut tls = speak(inside);
                 write!(tls, "GET {path} HTTP/1.1\r\nHost: api.github.com\r\n\r\n").unwrap();
@@ -155,7 +155,7 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
             };
             let mut switched = open("/user");
             let mut own = open("/repos/acme/app");
-            bench.reload(without);
+            fixture.reload(without);
             assert!(inside::ends(&mut switched, SOON));
             let answer = ask(speak(inside), said("GET /user", &[], ""));
             refusal(&answer, 403, "github_rule");

@@ -9,29 +9,29 @@ use testkit::inside;
 use testkit::origin::OriginReply;
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter};
 
 const API: &str = "https://api.example/";
 
 /// A sandbox that means harm, and one that does its work.
 fn with_two(
     rules: impl FnOnce(Rules) -> Rules,
-    check: impl FnOnce(&Bench, &Agent<'_>, &Agent<'_>),
+    check: impl FnOnce(&TrafficFixture, &Agent<'_>, &Agent<'_>),
 ) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.example", "fails.example"], |_| {
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example", "fails.example"], |_| {
         OriginReply::text("hello")
     });
     let given = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
-    bench.write(&rules(given));
-    let (evil, good) = (bench.create("evil"), bench.create("good"));
+    fixture.write(&rules(given));
+    let (evil, good) = (fixture.create("evil"), fixture.create("good"));
     assert_eq!(good.curl(API).status, 200);
-    check(&bench, &evil, &good);
+    check(&fixture, &evil, &good);
 }
 
 /// Sends the rest a byte at a time until the other side ends it; says after how long.
@@ -110,8 +110,8 @@ fn heads_that_never_end_are_not_waited_for() {
 }
 
 /// How many series there are, but for the histograms' buckets.
-fn series(bench: &Bench) -> usize {
-    let metrics = bench.metrics();
+fn series(fixture: &TrafficFixture) -> usize {
+    let metrics = fixture.metrics();
     metrics
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -126,7 +126,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                 .allow("\"*.wild.example\"")
                 .policy("rate_limits: {enabled: false}\n")
         },
-        |bench, evil, good| {
+        |fixture, evil, good| {
             let inside = evil.inside();
             let deny = |from: usize, to: usize| {
                 let mut plain = inside.port(80);
@@ -170,15 +170,15 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
             shake(0, 50);
             look_up(0, 300);
             wait::until("the numbers to stand still", || {
-                (series(bench) == series(bench)).then_some(())
+                (series(fixture) == series(fixture)).then_some(())
             });
-            let (before, memory) = (series(bench), bench.most_memory());
+            let (before, memory) = (series(fixture), fixture.most_memory());
             deny(300, 10_300);
             shake(50, 350);
             look_up(300, 10_300);
-            let after = series(bench);
+            let after = series(fixture);
             assert!(after <= before + 2, "{before} series became {after}");
-            let grown = bench.most_memory() - memory;
+            let grown = fixture.most_memory() - memory;
             println!("{grown} KiB, {before} series before and {after} after");
             assert!(grown < 48 * 1024, "{grown} KiB");
             assert_eq!(good.curl(API).status, 200);
@@ -236,8 +236,8 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
     let no_limits = "rate_limits: {enabled: false}\n";
     with_two(
         |rules| rules.policy(no_limits),
-        |bench, evil, good| {
-            let memory = bench.most_memory();
+        |fixture, evil, good| {
+            let memory = fixture.most_memory();
             std::thread::scope(|scope| {
                 let flooding = scope.spawn(|| (0..4).map(|_| what(evil)).sum::<usize>());
                 for _ in 0..5 {
@@ -247,7 +247,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
             });
             assert_eq!(good.curl(API).status, 200);
             assert_eq!(evil.curl(API).status, 200);
-            let grown = bench.most_memory() - memory;
+            let grown = fixture.most_memory() - memory;
             println!("{grown} KiB");
             assert!(grown < 64 * 1024, "{grown} KiB");
         },
@@ -303,9 +303,9 @@ fn raise_own_limit() {
 fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
     with_two(
         |rules| rules,
-        |bench, evil, good| {
+        |fixture, evil, good| {
             raise_own_limit();
-            let before = bench.most_memory();
+            let before = fixture.most_memory();
             let open = |count: usize, then: fn(&mut TcpStream)| -> Vec<TcpStream> {
                 let to = SocketAddr::from(([192, 0, 2, 1], 8080));
                 evil.inside().within(move || {
@@ -327,8 +327,8 @@ fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
                 assert_eq!(head.status, 200);
             });
             assert_eq!(good.curl(API).status, 200);
-            assert_eq!(bench.control("GET", "/v1/health").status, 200);
-            let grown = bench.most_memory() - before;
+            assert_eq!(fixture.control("GET", "/v1/health").status, 200);
+            let grown = fixture.most_memory() - before;
             println!(
                 "{} KiB for each of {}",
                 grown / 2000,

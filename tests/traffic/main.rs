@@ -14,7 +14,6 @@
 
 mod agreement;
 mod alerts;
-mod bench;
 mod bodies;
 mod clients;
 mod corpus;
@@ -34,3 +33,4 @@ mod seed;
 mod shared;
 mod silent;
 mod streaming;
+mod traffic_fixture;

@@ -3,7 +3,7 @@
 
 use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, text};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, text};
 
 /// Each header, and the reason of its refusal.
 const HEADERS: [(&str, &str); 9] = [
@@ -19,7 +19,7 @@ const HEADERS: [(&str, &str); 9] = [
 ];
 
 fn with_hosts(check: impl FnOnce(&OriginServer, &Agent<'_>)) {
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let hosts = [
         "methods.example",
         "paths.example",
@@ -27,7 +27,7 @@ fn with_hosts(check: impl FnOnce(&OriginServer, &Agent<'_>)) {
         "below.wild.example",
         "open.example",
     ];
-    let api = bench.https(&hosts, |_| OriginReply::text("hello"));
+    let api = fixture.https(&hosts, |_| OriginReply::text("hello"));
     let mut rules = Rules::new()
         .allow("{host: methods.example, methods: [GET, POST]}")
         .allow("{host: paths.example, paths: [/v1/**]}")
@@ -38,8 +38,8 @@ fn with_hosts(check: impl FnOnce(&OriginServer, &Agent<'_>)) {
     for host in hosts {
         rules = rules.at(host, api.address());
     }
-    bench.write(&rules);
-    check(&api, &bench.create("fix"));
+    fixture.write(&rules);
+    check(&api, &fixture.create("fix"));
 }
 
 // Issue 14, number 5.

@@ -11,7 +11,7 @@ use testkit::inside::{self, NetNamespace};
 use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, may_enter};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -19,14 +19,14 @@ fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], |_| OriginReply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address())
         .egress("timeouts: {header: 3s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&api, &agent, &agent.inside());
 }
 
@@ -39,8 +39,8 @@ fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
 }
 
 /// What the log says of requests and connections.
-fn records(bench: &Bench) -> Vec<Value> {
-    let mut records = bench.records();
+fn records(fixture: &TrafficFixture) -> Vec<Value> {
+    let mut records = fixture.records();
     records.retain(|one| one["kind"] == "http");
     records
 }
@@ -70,7 +70,7 @@ fn connections_that_a_client_keeps_in_store_are_no_record() {
         // What was asked since is on record, so all that came before would be.
         assert_eq!(agent.curl("https://api.example/fence").status, 200);
         let all = wait::until("the record of a request", || {
-            let all = records(agent.bench);
+            let all = records(agent.fixture);
             all.iter().any(|one| one["path"] == "/fence").then_some(all)
         });
         assert_eq!(all.len(), 1, "{all:?}");
@@ -86,10 +86,10 @@ fn recorded(agent: &Agent<'_>, reason: &str, host: &str) {
 /// Waits for a record of that reason.
 fn record(agent: &Agent<'_>, reason: &str, is_meant: impl Fn(&Value) -> bool) -> Value {
     let find = || {
-        let mut all = records(agent.bench).into_iter();
+        let mut all = records(agent.fixture).into_iter();
         all.find(|one| one["reason"] == reason && is_meant(one))
     };
-    wait::until_or(find, || format!("{reason} in {:?}", records(agent.bench)))
+    wait::until_or(find, || format!("{reason} in {:?}", records(agent.fixture)))
 }
 
 /// Waits for a record of a client that left before anything was decided.
@@ -121,9 +121,9 @@ fn a_hello_that_never_comes_is_on_record_by_its_name() {
 fn a_handshake_that_fails_is_on_record_with_why() {
     with_agent(|api, agent, inside| {
         // Somebody else's root.
-        agent.says(&format!(
+        agent.stdout_of(&format!(
             "cat >~/other.pem <<'EOF'\n{}EOF\n",
-            agent.bench.ca.pem()
+            agent.fixture.ca.pem()
         ));
         let output =
             agent.bash("curl -sS --capath /nowhere --cacert ~/other.pem https://api.example/");
@@ -189,16 +189,16 @@ fn raw_tcp_on_a_captured_port_is_on_record() {
 // Issue 14, number 12.
 #[test]
 fn connection_to_a_port_without_a_listener_is_on_record() {
-    let bench = Bench::new();
-    bench.write(&Rules::new().allow("api.example"));
-    let agent = bench.create("fix");
+    let fixture = TrafficFixture::new();
+    fixture.write(&Rules::new().allow("api.example"));
+    let agent = fixture.create("fix");
     for (host, port) in [
         ("203.0.113.7", 22),
         ("2001:db8::7", 25),
         ("shell.example", 2222),
     ] {
         let output = agent.bash(&format!("exec 3<>/dev/tcp/{host}/{port}"));
-        let said = testkit::said::err(&output);
+        let said = testkit::output::stderr(&output);
         assert!(said.contains("Connection refused"), "{host}: {said}");
         let found = record(&agent, "port_denied", |one| one["port"] == port);
         assert_eq!(found["host"], host, "{found}");
@@ -211,6 +211,6 @@ fn connection_to_a_port_without_a_listener_is_on_record() {
         .curl("http://evil.example/")
         .refused(403, "host_denied");
     record(&agent, "host_denied", |one| one["host"] == "evil.example");
-    let mut all = records(&bench).into_iter();
+    let mut all = records(&fixture).into_iter();
     assert!(!all.any(|one| one["reason"] == "port_denied" && one["port"] == 80));
 }

@@ -11,7 +11,7 @@ use testkit::inside::{self, NetNamespace};
 use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter, refusal};
 
 /// What the gate may grow by while it passes any amount of data on.
 const ROOM_KIB: u64 = 64 * 1024;
@@ -46,9 +46,9 @@ struct Net {
 }
 
 fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let net = Net {
-        api: bench.https(&["api.example"], answer),
+        api: fixture.https(&["api.example"], answer),
         web: OriginServer::http(answer),
     };
     let rules = Rules::new()
@@ -56,8 +56,8 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
         .allow("web.example")
         .at("api.example", net.api.address())
         .at("web.example", net.web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&net, &agent);
 }
 
@@ -65,13 +65,13 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
 fn a_large_download_takes_no_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let url = "https://api.example/large";
-        let size = agent.says(&format!(
+        let size = agent.stdout_of(&format!(
             "curl -sS --http2 -o /dev/null -w '%{{size_download}}' {url}"
         ));
         assert_eq!(size, amount().to_string());
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         println!("{grown} KiB");
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
@@ -81,13 +81,13 @@ fn a_large_download_takes_no_memory() {
 fn a_large_upload_takes_no_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let (amount, url) = (amount(), "https://api.example/length");
-        let got = agent.says(&format!(
+        let got = agent.stdout_of(&format!(
             "head -c {amount} /dev/zero | curl -sS --http1.1 -T - {url}"
         ));
         assert_eq!(got, amount.to_string());
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         println!("{grown} KiB");
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
@@ -100,7 +100,7 @@ fn a_client_that_does_not_read_is_not_read_for() {
     }
     with_agent(|net, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let inside = agent.inside();
         // Many at once, none of which takes what it asked for.
         let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
@@ -114,7 +114,7 @@ fn a_client_that_does_not_read_is_not_read_for() {
             (net.web.requests().len() >= 40).then_some(())
         });
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
 }
@@ -180,7 +180,7 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
             );
         }
         let recorded = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let records = records
                 .iter()
                 .filter(|one| one["path"] == "/ws" && one["status"] == 101);
@@ -219,28 +219,28 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
                 });
             });
         "#;
-        agent.says(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
-        assert_eq!(agent.says("node ~/ws.js api.example /ws"), "200\nback");
+        agent.stdout_of(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.stdout_of("node ~/ws.js api.example /ws"), "200\nback");
         let asked = net.api.requests();
         assert_eq!(asked.len(), 1, "{asked:?}");
         assert_eq!(asked[0].version, ::http::Version::HTTP_11, "{asked:?}");
         assert_eq!(asked[0].header("upgrade"), Some("websocket"), "{asked:?}");
         assert_eq!(asked[0].header("sec-websocket-extensions"), None);
         wait::until("a record of it", || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let mut records = records.iter();
             records
                 .any(|one| one["path"] == "/ws" && one["method"] == "GET" && one["status"] == 101)
                 .then_some(())
         });
         // It is judged as any request, and a refusal is read.
-        let said = agent.says("node ~/ws.js evil.example /ws");
+        let said = agent.stdout_of("node ~/ws.js evil.example /ws");
         assert!(
             said.starts_with("403\n") && said.contains("\"host_denied\""),
             "{said}"
         );
         // One who does not switch has not agreed, whatever the status.
-        assert_eq!(agent.says("node ~/ws.js api.example /"), "502\nhello");
+        assert_eq!(agent.stdout_of("node ~/ws.js api.example /"), "502\nhello");
     });
 }
 
@@ -260,8 +260,8 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
 
 /// An origin that sends an event whenever it is told to, and the end.
 fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
-    let (tell, told) = mpsc::channel::<&'static str>();
-    let told = std::sync::Mutex::new(told);
+    let (tell, describe) = mpsc::channel::<&'static str>();
+    let describe = std::sync::Mutex::new(describe);
     let origin = OriginServer::raw(move |mut stream, _| {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -273,7 +273,7 @@ fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
         }
         let answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(answer.as_bytes()).unwrap();
-        for event in told.lock().unwrap().iter() {
+        for event in describe.lock().unwrap().iter() {
             let text = format!("data: {event}\n\n");
             if write!(stream, "{:x}\r\n{text}\r\n", text.len()).is_err() {
                 return;
@@ -289,14 +289,14 @@ fn events_arrive_one_by_one() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (origin, tell) = events();
-    bench.write(
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", origin.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let mut stream = agent.inside().port(80);
     stream
         .write_all(get("web.example", "/events").as_bytes())
@@ -348,15 +348,15 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (origin, tell) = events();
     // Every other limit is shorter than the silence.
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", origin.address())
         .egress("timeouts: {connect: 2s, header: 2s, response: 2s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let pauses = pauses(long());
     let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
     let begun = Instant::now();
@@ -367,7 +367,7 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
         }
         tell.send("last").unwrap();
     });
-    let got = agent.says("curl -sSN --max-time 3600 http://web.example/events");
+    let got = agent.stdout_of("curl -sSN --max-time 3600 http://web.example/events");
     assert_eq!(got, expected);
     assert!(begun.elapsed() >= long());
     sender.join().unwrap();
@@ -503,8 +503,8 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
             asked.on('data', (data) => console.log(JSON.parse(data).reason));
             asked.on('end', () => session.destroy());
         "#;
-        agent.says(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
-        assert_eq!(agent.says("node ~/expect.js"), "403\nhost_denied");
+        agent.stdout_of(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.stdout_of("node ~/expect.js"), "403\nhost_denied");
         let seen = [net.api.requests(), net.web.requests()].concat();
         assert!(seen.is_empty(), "{seen:?}");
     });
@@ -539,11 +539,11 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
 #[test]
 fn compressed_bodies_pass_as_they_are() {
     with_agent(|net, agent| {
-        let got = agent.says("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
+        let got = agent.stdout_of("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
         assert_eq!(got, "28b52ffd240529000068656c6c6f42");
         let line = "printf '\\x28\\xb5\\x2f\\xfd\\x24\\x05\\x29\\x00\\x00hello\\x42' | \
              curl -sS -H 'Content-Encoding: zstd' --data-binary @- https://api.example/length";
-        assert_eq!(agent.says(line), "15");
+        assert_eq!(agent.stdout_of(line), "15");
         let requests = net.api.requests();
         let seen = requests.last().unwrap();
         assert_eq!(seen.header("content-encoding"), Some("zstd"));
@@ -561,7 +561,7 @@ fn an_answer_that_breaks_off_does_not_look_whole() {
             assert!(
                 matches!(code, Some(18 | 52 | 56 | 92)),
                 "{}",
-                crate::bench::told(&output)
+                crate::traffic_fixture::describe(&output)
             );
         }
     });
@@ -606,7 +606,7 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (heard, hear) = mpsc::channel();
     let heard = std::sync::Mutex::new(heard);
     let origin = OriginServer::raw(move |mut stream, _| {
@@ -626,12 +626,12 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
             .unwrap();
     });
-    bench.write(
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", origin.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let mut stream = agent.inside().port(80);
     stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
     let limit = wait::LIMIT;

@@ -62,14 +62,14 @@ fn two_servers_on_one_workspace_lose_no_edit_silently() {
     });
     server.write("f", "0,0");
     // Each counts its own number up, and tries again when it is told that the other was there.
-    let count = |server: &Server, place: usize| {
+    let count = |server: &Server, dir: usize| {
         let mut told = 0;
         let mut number = 0;
         while number < 60 {
             let text = String::from_utf8(std::fs::read(root.join("f")).unwrap()).unwrap();
             let mut numbers: Vec<u32> = text.split(',').map(|n| n.parse().unwrap()).collect();
-            assert_eq!(numbers[place], number, "an edit was lost");
-            numbers[place] += 1;
+            assert_eq!(numbers[dir], number, "an edit was lost");
+            numbers[dir] += 1;
             let new = format!("{},{}", numbers[0], numbers[1]);
             let edit = json!({ "path": "f", "oldText": text, "newText": new });
             let (status, answer) = server.call("edit", &edit);

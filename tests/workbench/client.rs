@@ -124,8 +124,8 @@ async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_there_is_said_after_the_time_that_was_given() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("s");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
     let begun = Instant::now();
     let client = Client::new(
         Address::Unix(path.clone()),
@@ -210,8 +210,8 @@ fn start_at(root: &Path, socket: &Path) -> Server {
 async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
     const CALLERS: u32 = 4;
     const RESTARTS: u32 = 12;
-    let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
-    let (root, socket) = (place.path().join("root"), place.path().join("s"));
+    let dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+    let (root, socket) = (dir.path().join("root"), dir.path().join("s"));
     std::fs::create_dir(&root).unwrap();
     let mut server = start_at(&root, &socket);
     let wait = Duration::from_secs(30);

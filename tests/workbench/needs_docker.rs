@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::docker::{Container, Docker, Network};
 use testkit::gate::GateDir;
+use testkit::output::{stderr, stdout};
 use testkit::port::Port;
-use testkit::said::{err, out};
 use testkit::wait;
 use workbench::client::address::Address as At;
 use workbench::client::{Client, ClientError};
@@ -42,12 +42,12 @@ fn start<'a>(docker: &'a Docker, shared: &Path) -> (Container<'a>, PathBuf) {
 fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::HttpResponse {
     let head = format!("Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n");
     let body = body.to_string();
-    address.ask("POST", &format!("/{tool}"), &head, body.as_bytes())
+    address.request("POST", &format!("/{tool}"), &head, body.as_bytes())
 }
 
 /// Every route, one after the other.
 fn drive(address: &Address) {
-    let health = address.ask(
+    let health = address.request(
         "GET",
         "/health",
         &format!("Authorization: Bearer {TOKEN}\r\n"),
@@ -119,7 +119,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
         std::net::TcpStream::connect(address).ok().map(drop)
     });
     let address = Address::Tcp(address);
-    let nobody = address.ask("GET", "/health", "", b"");
+    let nobody = address.request("GET", "/health", "", b"");
     assert_eq!(nobody.status, 401);
     drive(&address);
 }
@@ -129,16 +129,16 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
-    let place = GateDir::new(PALISADE);
-    place.write_config(&format!(
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\nsandbox:\n  remote:\n    socket_path: {}\n    \
          wait_for_ready_ms: 20000\n",
         socket.display()
     ));
     let ok = |words: &[&str]| -> String {
-        let output: Output = place.run(words);
-        assert!(output.status.success(), "{words:?}: {}", err(&output));
-        out(&output)
+        let output: Output = gate_dir.run(words);
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        stdout(&output)
     };
     assert_eq!(ok(&["exec", "remote", "--", "pwd"]), "/workspace\n");
     let network = ok(&["exec", "remote", "--", "ls", "/sys/class/net"]);

@@ -69,7 +69,13 @@ impl Address {
         stream
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: &[u8]) -> HttpResponse {
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        head: &str,
+        body: &[u8],
+    ) -> HttpResponse {
         read_response(BufReader::new(self.send(method, path, head, body))).unwrap()
     }
 }
@@ -79,7 +85,7 @@ pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: Address,
     pub(crate) mark: String,
-    place: TempDir,
+    dir: TempDir,
 }
 
 impl Server {
@@ -106,16 +112,16 @@ impl Server {
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
-        let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
-        std::fs::create_dir(place.path().join("root")).unwrap();
-        let socket = place.path().join("run/w.sock");
+        let dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("root")).unwrap();
+        let socket = dir.path().join("run/w.sock");
         let mark = processes::mark();
         let words = [below, &[PALISADE, "--json", "workbench"]].concat();
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])
             .args(options)
-            .env("WORKSPACE_ROOT", place.path().join("root"))
+            .env("WORKSPACE_ROOT", dir.path().join("root"))
             .env(MARK, &mark)
             .stdout(Stdio::piped());
         match kind {
@@ -139,18 +145,18 @@ impl Server {
             child,
             address,
             mark,
-            place,
+            dir,
         }
     }
 
     /// The workspace.
     pub(crate) fn root(&self) -> PathBuf {
-        self.place.path().join("root")
+        self.dir.path().join("root")
     }
 
     /// Beside the workspace.
     pub(crate) fn outside(&self) -> &Path {
-        self.place.path()
+        self.dir.path()
     }
 
     pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
@@ -171,7 +177,8 @@ impl Server {
 
     pub(crate) fn post(&self, tool: &str, body: &[u8]) -> HttpResponse {
         let head = "Content-Type: application/json\r\n";
-        self.address.ask("POST", &format!("/{tool}"), head, body)
+        self.address
+            .request("POST", &format!("/{tool}"), head, body)
     }
 
     /// Calls a tool that must do it.

@@ -5,19 +5,19 @@ use std::process::{Command, Output};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use testkit::said::err;
+use testkit::output::stderr;
 
 use crate::PALISADE;
 use crate::server::{Address, BOTH, Kind, Server};
 
 /// A start that must fail.
 fn refused(words: &[&str], environment: &[(&str, &str)]) -> Output {
-    let place = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let output = Command::new(PALISADE)
         .arg("workbench")
         .args(words)
-        .env("WORKSPACE_ROOT", place.path())
-        .env("SOCKET_PATH", place.path().join("s"))
+        .env("WORKSPACE_ROOT", dir.path())
+        .env("SOCKET_PATH", dir.path().join("s"))
         .envs(environment.iter().copied())
         .output()
         .unwrap();
@@ -33,31 +33,35 @@ fn half_an_address_and_a_lock_without_a_key_stop_the_start() {
         (vec![("SIDECAR_REQUIRE_AUTH", "true")], "there is no token"),
     ] {
         let output = refused(&[], &environment);
-        assert_eq!(output.status.code(), Some(2), "{}", err(&output));
-        assert!(err(&output).contains(sentence), "{}", err(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(sentence), "{}", stderr(&output));
     }
     let output = refused(&["--workspace-root", "/nonexistent"], &[]);
-    assert!(err(&output).contains("/nonexistent"));
+    assert!(stderr(&output).contains("/nonexistent"));
 }
 
 #[test]
 fn a_stale_socket_is_replaced_and_anything_else_is_not() {
-    let place = tempfile::tempdir().unwrap();
-    let file = place.path().join("file");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let output = refused(&["--socket-path", file.to_str().unwrap()], &[]);
-    assert!(err(&output).contains("not a socket"), "{}", err(&output));
+    assert!(
+        stderr(&output).contains("not a socket"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
 
-    let stale = place.path().join("stale");
+    let stale = dir.path().join("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     let path = stale.to_str().unwrap();
     let server = Server::start_with(Kind::Unix, &["--socket-path", path], |_| {});
     let address = Address::Unix(stale.clone());
-    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     let output = refused(&["--socket-path", path], &[]);
-    assert!(err(&output).contains("somebody already listens"));
-    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    assert!(stderr(&output).contains("somebody already listens"));
+    assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     drop(server);
 }
 
@@ -85,7 +89,7 @@ fn status(server: &Server, path: &str, authorization: Option<&str>) -> u16 {
         head.push_str(&format!("Authorization: {value}\r\n"));
     }
     let method = if path == "/health" { "GET" } else { "POST" };
-    let answer = server.address.ask(method, path, &head, b"{}");
+    let answer = server.address.request(method, path, &head, b"{}");
     if answer.status == 401 {
         let said = json!({ "ok": false, "error": "Unauthorized" });
         assert_eq!(answer.json(), said);

@@ -9,7 +9,7 @@ use testkit::http::HttpResponse;
 use crate::server::{Address, BOTH, Kind, Server, lines};
 
 fn get(server: &Server, path: &str) -> HttpResponse {
-    server.address.ask("GET", path, "", b"")
+    server.address.request("GET", path, "", b"")
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn what_is_not_asked_properly_is_refused() {
             ("PUT", "/write", json_type, "{}", 405, "Method not allowed"),
             ("DELETE", "/health", "", "", 405, "Method not allowed"),
         ] {
-            let answer = server.address.ask(method, path, head, body.as_bytes());
+            let answer = server.address.request(method, path, head, body.as_bytes());
             let said = answer.json();
             assert_eq!(
                 (answer.status, said),
@@ -331,10 +331,16 @@ fn what_is_not_asked_properly_is_refused() {
         assert_eq!(server.post("ls", b"").status, 200);
         // Only a page in a browser says where it comes from.
         let head = "Content-Type: application/json\r\nOrigin: http://localhost\r\n";
-        assert_eq!(server.address.ask("POST", "/ls", head, b"{}").status, 403);
+        assert_eq!(
+            server.address.request("POST", "/ls", head, b"{}").status,
+            403
+        );
         let too_large = "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n";
         assert_eq!(
-            server.address.ask("POST", "/write", too_large, b"").status,
+            server
+                .address
+                .request("POST", "/write", too_large, b"")
+                .status,
             413
         );
     }

@@ -1,4 +1,4 @@
-//! An authority of the internet that signs whatever a test asks for.
+//! A certificate authority of the test's internet.
 #![expect(
     clippy::expect_used,
     reason = "a test without certificates cannot go on"
@@ -34,7 +34,7 @@ impl Clone for TlsIdentity {
 }
 
 impl Ca {
-    /// A new one; nobody trusts it yet.
+    /// A new authority with a self-signed root that no program trusts yet.
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -47,12 +47,12 @@ impl Ca {
         }
     }
 
-    /// Its root, as an operator would put it into a file.
+    /// The root certificate in PEM.
     pub fn pem(&self) -> String {
         self.root.pem()
     }
 
-    /// Writes the root into `directory` and says where: for `egress.extra_roots`.
+    /// Writes the root certificate into `directory` and returns its path, for `egress.extra_roots`.
     pub fn write(&self, directory: &std::path::Path) -> PathBuf {
         let path = directory.join("root.pem");
         std::fs::write(&path, self.pem()).expect("a writable directory");
@@ -64,7 +64,7 @@ impl Ca {
         self.sign(params(names))
     }
 
-    /// One whose time is over.
+    /// A certificate that has expired.
     pub fn expired(&self, names: &[&str]) -> TlsIdentity {
         let mut params = params(names);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);

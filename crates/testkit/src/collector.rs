@@ -1,4 +1,4 @@
-//! An OTLP collector: takes what is posted and keeps it.
+//! An OTLP collector that records every request it receives.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub struct CollectorRequest {
     pub body: Vec<u8>,
 }
 
-/// A listener on loopback that answers 200 and remembers.
+/// A server on loopback that answers 200 and records every request.
 #[derive(Debug)]
 pub struct Collector {
     address: SocketAddr,
@@ -39,12 +39,12 @@ impl Collector {
         Self { address, received }
     }
 
-    /// Where it listens.
+    /// The address of the collector.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// All that arrived so far.
+    /// All requests so far.
     pub fn received(&self) -> Vec<CollectorRequest> {
         self.received
             .lock()

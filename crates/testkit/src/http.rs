@@ -1,5 +1,5 @@
-//! A small blocking HTTP client for Unix sockets, so that a test can ask thousands of
-//! times without starting curl thousands of times.
+//! A small blocking HTTP client for Unix sockets: a test can send thousands of requests without
+//! starting a curl process for each.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub struct HttpResponse {
     /// The status.
@@ -20,7 +20,7 @@ pub struct HttpResponse {
 }
 
 impl HttpResponse {
-    /// The body as JSON; `Null` when it is none.
+    /// The body as JSON; `Null` if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
@@ -39,7 +39,7 @@ impl HttpResponse {
     }
 }
 
-/// Asks once, on a connection of its own.
+/// Sends one request on a new connection.
 pub fn send(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
@@ -53,7 +53,7 @@ pub fn send(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<
     read_response(BufReader::new(stream))
 }
 
-/// Reads one answer, and not a byte more.
+/// Reads one response, and no byte after it.
 pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut answer = read_head(&mut stream)?;
     let none = matches!(answer.status, 100..=199 | 204 | 304);
@@ -71,7 +71,7 @@ pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
             stream.read_exact(&mut answer.body)?;
         }
         None => {
-            // A connection that breaks off has ended as well.
+            // A reset connection also ends the body.
             if let Err(error) = stream.read_to_end(&mut answer.body)
                 && error.kind() != io::ErrorKind::UnexpectedEof
                 && error.kind() != io::ErrorKind::ConnectionReset
@@ -83,7 +83,7 @@ pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
     Ok(answer)
 }
 
-/// Reads the head of an answer, and not a byte more.
+/// Reads the head of a response, and no byte after it.
 pub fn read_head(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut head = Vec::new();
     loop {

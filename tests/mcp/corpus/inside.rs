@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
 use testkit::http::{self, HttpResponse};
-use testkit::said;
+use testkit::output;
 
 use super::{calls, outcome, stateless_request, with_bundles};
 use crate::bridge::{Bridge, initialize, request};
@@ -15,8 +15,8 @@ struct Sandbox<'a>(&'a Bridge);
 
 impl<'a> Sandbox<'a> {
     fn create(bridge: &'a Bridge) -> Self {
-        let output = bridge.place.run(&["create", "box", "--no-repo"]);
-        assert!(output.status.success(), "{}", said::err(&output));
+        let output = bridge.gate_dir.run(&["create", "box", "--no-repo"]);
+        assert!(output.status.success(), "{}", output::stderr(&output));
         Self(bridge)
     }
 
@@ -35,8 +35,12 @@ impl<'a> Sandbox<'a> {
         args.extend(headers.iter().flat_map(|header| ["-H", header]));
         args.extend(more);
         args.push(url);
-        let output = self.0.place.run(&args);
-        assert!(output.status.success(), "{args:?}: {}", said::err(&output));
+        let output = self.0.gate_dir.run(&args);
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            output::stderr(&output)
+        );
         http::read_response(output.stdout.as_slice()).unwrap()
     }
 
@@ -53,7 +57,7 @@ fn corpus_of_tools_in_a_sandbox() {
     let bridge = with_bundles(entry).tool("hidden", &command, "");
     let _gate = bridge.start();
     let sandbox = Sandbox::create(&bridge);
-    let mut corpus = Corpus::open("tools-in-a-sandbox", &bridge.place.control());
+    let mut corpus = Corpus::open("tools-in-a-sandbox", &bridge.gate_dir.control());
 
     sessions(&sandbox, &mut corpus);
     for (name, tool, arguments) in calls_inside() {

@@ -10,7 +10,7 @@ use testkit::port::Port;
 use testkit::wait;
 
 use super::{Net, QUERIES, SHARED, name_outcome};
-use crate::bench::{ask, get};
+use crate::traffic_fixture::{ask, get};
 
 /// The container whose registration expires.
 const ID: &str = "short";
@@ -28,7 +28,7 @@ impl Net {
             "container_id": ID, "ip_address": ip, "ttl_seconds": seconds,
             "metadata": {"repo": "acme/app"},
         });
-        let control = self.bench.place.control();
+        let control = self.fixture.gate_dir.control();
         let path = "/internal/containers";
         let answer = http::send(&control, "POST", path, body.to_string().as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
@@ -38,14 +38,14 @@ impl Net {
     fn await_expiry(&self) {
         wait::until("the registration to expire", || {
             let path = format!("/internal/containers/{ID}");
-            (self.bench.control("GET", &path).status == 404).then_some(())
+            (self.fixture.control("GET", &path).status == 404).then_some(())
         });
     }
 
     /// How often an expired row was removed.
     fn removals(&self) -> usize {
         let path = format!("/v1/audit?sandbox={ID}&limit=1000");
-        let answer = self.bench.control("GET", &path).json();
+        let answer = self.fixture.control("GET", &path).json();
         let records = answer["records"].as_array().unwrap();
         records
             .iter()

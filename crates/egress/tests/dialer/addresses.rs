@@ -163,7 +163,7 @@ async fn an_address_is_judged_as_a_name_is_and_nobody_is_asked() {
         let error = ask(&dialer, "s", &http(literal), "/").await.unwrap_err();
         refused(&error, class);
     }
-    assert_eq!(names.asked(), Vec::<String>::new());
+    assert_eq!(names.queries(), Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn a_fixed_address_is_allowed_and_asks_nobody() {
         .await
         .unwrap();
     assert_eq!(peer, origin.address());
-    assert_eq!(names.asked(), Vec::<String>::new());
+    assert_eq!(names.queries(), Vec::<String>::new());
 }
 
 #[tokio::test]
@@ -269,7 +269,7 @@ async fn a_name_is_asked_for_as_it_was_judged() {
         .unwrap_err();
     assert!(matches!(error, DialError::NoSuchName { .. }), "{error:?}");
     assert_eq!(error.reason(), Reason::ConnectFailed);
-    let mut asked = names.asked();
+    let mut asked = names.queries();
     asked.sort();
     asked.dedup();
     assert_eq!(asked, ["nowhere.example."]);
@@ -305,7 +305,7 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
     let resolver = Resolver::start();
     let inside = |name: &str| record(name, RecordData::A([10, 0, 0, 1].into()));
     let alias = |from: &str, to: &str| record(from, RecordData::Cname(to.to_owned()));
-    resolver.tell(
+    resolver.set_reply(
         "cdn.example",
         1,
         Answer::Records(vec![
@@ -321,7 +321,7 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
     // It was followed, and its address is judged like any other.
     refused(&dial().await, "private");
 
-    resolver.tell(
+    resolver.set_reply(
         "cdn.example",
         1,
         Answer::Records(vec![
@@ -342,14 +342,14 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
 async fn no_sandbox_is_quicker_for_what_another_looked_up() {
     let resolver = Resolver::start();
     let inside = record("cdn.example", RecordData::A([10, 0, 0, 1].into()));
-    resolver.tell("cdn.example", 1, Answer::Records(vec![inside]));
+    resolver.set_reply("cdn.example", 1, Answer::Records(vec![inside]));
     let dialer = asking(&resolver);
     let asked = async |who: &str| {
-        let before = resolver.asked().len();
+        let before = resolver.queries().len();
         let (who, name) = (sandbox(who), host("cdn.example"));
         let error = dialer.connect(&who, &name, 443).await.unwrap_err();
         refused(&error, "private");
-        resolver.asked().len() > before
+        resolver.queries().len() > before
     };
     assert!(asked("one").await);
     assert!(!asked("one").await, "remembered");

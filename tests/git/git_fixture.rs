@@ -9,7 +9,7 @@ use testkit::ca::Ca;
 use testkit::forge::Forge;
 use testkit::gate::GateDir;
 use testkit::port::Port;
-use testkit::{http, said, wait};
+use testkit::{http, output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -46,8 +46,8 @@ pub(crate) fn gits() -> Vec<&'static str> {
 }
 
 /// A gate in front of a forge.
-pub(crate) struct Yard {
-    place: GateDir,
+pub(crate) struct GitFixture {
+    gate_dir: GateDir,
     pub(crate) forge: Forge,
     proxy: Port,
     git: String,
@@ -56,7 +56,7 @@ pub(crate) struct Yard {
 
 /// What the operator says beside the usual.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct FixtureOptions<'a> {
     /// More of the section `git`.
     pub(crate) git: &'a str,
     /// policy.yaml.
@@ -73,63 +73,63 @@ pub(crate) struct Wish<'a> {
     pub(crate) checked: bool,
 }
 
-impl Yard {
+impl GitFixture {
     /// A gate that needs nobody to read packs, and a container that pushes as its user.
     pub(crate) fn new() -> Self {
-        Self::with(Wish::default())
+        Self::with(FixtureOptions::default())
     }
 
-    pub(crate) fn with(wish: Wish<'_>) -> Self {
+    pub(crate) fn with(options: FixtureOptions<'_>) -> Self {
         // A build that is worth measuring, where somebody measures.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
+        let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         let ca = Ca::new("the internet's root");
-        ca.write(place.path());
-        let root = place.path().join("forge");
+        ca.write(gate_dir.path());
+        let root = gate_dir.path().join("forge");
         let git = gits()[0].to_owned();
         let forge = Forge::start(
             Some(&ca.identity(&["forge.example", "elsewhere.example"])),
             &root,
             &git,
         );
-        let yard = Self {
-            place,
+        let fixture = Self {
+            gate_dir,
             forge,
             proxy: Port::take(),
             git,
             version: 2,
         };
-        yard.bare("acme/app", &[]);
-        yard.write(wish);
-        yard.ok(&["gate", "start"]);
-        yard.ok(&["ca", "export", "--out", "gate.pem"]);
-        yard.register(wish);
-        yard
+        fixture.bare("acme/app", &[]);
+        fixture.write(options);
+        fixture.ok(&["gate", "start"]);
+        fixture.ok(&["ca", "export", "--out", "gate.pem"]);
+        fixture.register(options);
+        fixture
     }
 
-    fn write(&self, wish: Wish<'_>) {
-        let checks = if wish.checked {
+    fn write(&self, options: FixtureOptions<'_>) {
+        let checks = if options.checked {
             ""
         } else {
             "  scan: \"off\"\n  restricted_paths: []\n"
         };
-        let policy = if wish.policy.is_empty() {
+        let policy = if options.policy.is_empty() {
             "{}\n"
         } else {
-            wish.policy
+            options.policy
         };
         std::fs::write(self.path("policy.yaml"), policy).unwrap();
         std::fs::create_dir_all(self.path("mine")).unwrap();
         std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
-        self.place.write_config(&format!(
+        self.gate_dir.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
              domains: [forge.example, elsewhere.example]\n  resolve: {{\"forge.example\": \"{0}\", \"elsewhere.example\": \"{0}\"{1}}}\n  \
              listen: [\"{2}\"]\ngit:\n  hosts: [forge.example]\n{checks}{3}\n{4}\n",
             self.forge.address(),
-            wish.resolve,
+            options.resolve,
             self.proxy.address(),
-            wish.git,
-            wish.top,
+            options.git,
+            options.top,
         ));
     }
 
@@ -140,26 +140,26 @@ impl Yard {
 
     /// The gate's control socket.
     pub(crate) fn control_socket(&self) -> PathBuf {
-        self.place.control()
+        self.gate_dir.control()
     }
 
     /// Where the gate keeps its state.
     pub(crate) fn state(&self) -> PathBuf {
-        self.place.state()
+        self.gate_dir.state()
     }
 
-    fn register(&self, wish: Wish<'_>) {
+    fn register(&self, options: FixtureOptions<'_>) {
         let mut repo = serde_json::json!({"name": "acme/app"});
-        if let Some(limit) = wish.limit {
+        if let Some(limit) = options.limit {
             repo["max_receive_pack_bytes"] = limit.into();
         }
         let body = serde_json::json!({
             "container_id": "agent", "container_ip": "127.0.0.1",
             "repos": [repo, {"name": "acme/long"}],
-            "auth_mode": if wish.bot { "bot" } else { "user" },
+            "auth_mode": if options.bot { "bot" } else { "user" },
             "metadata": {"trusts_ca": true},
         });
-        let control = self.place.control();
+        let control = self.gate_dir.control();
         let body = body.to_string();
         let answer = http::send(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
         assert_eq!(answer.status, 201, "{}", answer.text());
@@ -174,12 +174,16 @@ impl Yard {
 
     /// A path that is the test's own.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.gate_dir.path().join(name)
     }
 
     /// A bare repository on the forge.
     pub(crate) fn bare(&self, name: &str, more: &[&str]) -> PathBuf {
-        let dir = self.place.path().join("forge").join(format!("{name}.git"));
+        let dir = self
+            .gate_dir
+            .path()
+            .join("forge")
+            .join(format!("{name}.git"));
         std::fs::create_dir_all(&dir).unwrap();
         let args = [&["init", "-q", "--bare", "-b", "main"], more, &["."]].concat();
         self.git_in(&dir, &args);
@@ -198,7 +202,10 @@ impl Yard {
 
     /// The forge's own copy of a repository.
     pub(crate) fn upstream(&self, name: &str) -> PathBuf {
-        self.place.path().join("forge").join(format!("{name}.git"))
+        self.gate_dir
+            .path()
+            .join("forge")
+            .join(format!("{name}.git"))
     }
 
     /// The refs the forge has.
@@ -215,12 +222,12 @@ impl Yard {
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.place.path())
+            .env("HOME", self.gate_dir.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
             .env("http_proxy", format!("http://{}", self.proxy()))
             .env("https_proxy", format!("http://{}", self.proxy()))
-            .env("GIT_SSL_CAINFO", self.place.path().join("gate.pem"))
+            .env("GIT_SSL_CAINFO", self.gate_dir.path().join("gate.pem"))
             .args(["-c", &format!("protocol.version={}", self.version)])
             .args([
                 "-c",
@@ -245,8 +252,12 @@ impl Yard {
     #[track_caller]
     pub(crate) fn git_in(&self, dir: &Path, args: &[&str]) -> String {
         let output = self.try_git(dir, args);
-        assert!(output.status.success(), "git {args:?}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(
+            output.status.success(),
+            "git {args:?}: {}",
+            describe(&output)
+        );
+        output::stdout(&output).trim_end().to_owned()
     }
 
     /// A push that must be refused: git says so, in our words, and nothing moved upstream.
@@ -254,8 +265,12 @@ impl Yard {
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
         let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
         let output = self.try_git(dir, args);
-        let said = said::err(&output);
-        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
+        let said = output::stderr(&output);
+        assert!(
+            !output.status.success(),
+            "git {args:?}: {}",
+            describe(&output)
+        );
         assert!(said.contains(sentence), "no '{sentence}' in: {said}");
         assert!(said.contains("remote: palisade: "), "{said}");
         assert!(said.contains(reason), "no '{reason}' in: {said}");
@@ -287,7 +302,7 @@ impl Yard {
     /// A working copy with one commit, which `origin` has on `main`.
     pub(crate) fn working_copy(&self, name: &str) -> PathBuf {
         let dir = self.path(name);
-        self.git_in(self.place.path(), &["clone", "-q", APP, name]);
+        self.git_in(self.gate_dir.path(), &["clone", "-q", APP, name]);
         if self.refs("acme/app").is_empty() {
             self.seed(&dir);
         }
@@ -316,18 +331,18 @@ impl Yard {
     #[track_caller]
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.operator(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
     /// The operator's words, whatever comes of them.
     pub(crate) fn operator(&self, args: &[&str]) -> Output {
-        self.operator_in(self.place.path(), args)
+        self.operator_in(self.gate_dir.path(), args)
     }
 
     /// The same in another directory.
     pub(crate) fn operator_in(&self, dir: &Path, args: &[&str]) -> Output {
-        let mut command = self.place.palisade(args);
+        let mut command = self.gate_dir.palisade(args);
         command.current_dir(dir).output().unwrap()
     }
 
@@ -347,14 +362,14 @@ impl Yard {
 
     /// Asks on the control socket.
     pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
-        let control = self.place.control();
+        let control = self.gate_dir.control();
         let answer = http::send(&control, method, path, body.to_string().as_bytes()).unwrap();
         answer.json()
     }
 
     /// The gate's metrics.
     pub(crate) fn metrics(&self) -> String {
-        let control = self.place.control();
+        let control = self.gate_dir.control();
         http::send(&control, "GET", "/internal/metrics", b"")
             .unwrap()
             .text()
@@ -381,12 +396,12 @@ impl Yard {
             .env("PATH", std::env::var_os("PATH").unwrap())
             .args(["-sS", "--max-time", "60", "-w", "\n%{http_code}"])
             .args(["-x", &format!("http://{}", self.proxy()), "--cacert"])
-            .arg(self.place.path().join("gate.pem"))
+            .arg(self.gate_dir.path().join("gate.pem"))
             .args(args)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        let said = said::out(&output);
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        let said = output::stdout(&output);
         let (body, status) = said.rsplit_once('\n').unwrap();
         (status.parse().unwrap(), body.to_owned())
     }
@@ -411,8 +426,8 @@ impl Yard {
 }
 
 /// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
-    let (out, err) = (said::out(output), said::err(output));
+pub(crate) fn describe(output: &Output) -> String {
+    let (out, err) = (output::stdout(output), output::stderr(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 

@@ -11,7 +11,7 @@ use testkit::http::{self, HttpResponse};
 use testkit::inside::NetNamespace;
 use testkit::operator::Operator;
 use testkit::origin::{OriginOptions, OriginReply, OriginRequest, OriginServer};
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -62,26 +62,26 @@ impl Rules {
 }
 
 /// A place for a gate, and who signs on this internet.
-pub(crate) struct Bench {
-    pub(crate) place: GateDir,
+pub(crate) struct TrafficFixture {
+    pub(crate) gate_dir: GateDir,
     pub(crate) ca: Ca,
 }
 
-impl Bench {
+impl TrafficFixture {
     pub(crate) fn new() -> Self {
-        Self::of(Operator::Oneself)
+        Self::of(Operator::CurrentUser)
     }
 
     pub(crate) fn of(operator: Operator) -> Self {
-        let place = GateDir::of(operator, PALISADE);
+        let gate_dir = GateDir::of(operator, PALISADE);
         let ca = Ca::new("the internet's root");
-        ca.write(place.path());
-        Self { place, ca }
+        ca.write(gate_dir.path());
+        Self { gate_dir, ca }
     }
 
     /// Writes the operator's files.
     pub(crate) fn write(&self, rules: &Rules) {
-        let policy = self.place.path().join("policy.yaml");
+        let policy = self.gate_dir.path().join("policy.yaml");
         let limits = if rules.policy.is_empty() {
             "{}\n"
         } else {
@@ -89,7 +89,7 @@ impl Bench {
         };
         std::fs::write(policy, limits).unwrap();
         let list = |items: &[String]| items.join(", ");
-        self.place.write_config(&format!(
+        self.gate_dir.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
              domains: [{}]\n  resolve: {{{}}}\n{}{}",
             list(&rules.domains),
@@ -107,8 +107,8 @@ impl Bench {
 
     /// `palisade` as it is typed.
     pub(crate) fn palisade(&self, args: &[&str]) -> Command {
-        let mut command = self.place.palisade(args);
-        command.current_dir(self.place.path());
+        let mut command = self.gate_dir.palisade(args);
+        command.current_dir(self.gate_dir.path());
         command
     }
 
@@ -120,8 +120,8 @@ impl Bench {
     /// Runs it; it must go well.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
     /// Runs it and takes what it printed as JSON.
@@ -139,7 +139,7 @@ impl Bench {
     pub(crate) fn create_with(&self, name: &str, options: &[&str]) -> Agent<'_> {
         let made = self.json(&[&["create", name, "--no-repo"], options].concat());
         let agent = Agent {
-            bench: self,
+            fixture: self,
             name: name.to_owned(),
             id: text(&made["id"]),
         };
@@ -149,7 +149,7 @@ impl Bench {
 
     /// Asks on the control socket.
     pub(crate) fn control(&self, method: &str, path: &str) -> HttpResponse {
-        http::send(&self.place.control(), method, path, b"").unwrap()
+        http::send(&self.gate_dir.control(), method, path, b"").unwrap()
     }
 
     /// The gate's metrics.
@@ -211,7 +211,7 @@ impl Bench {
 
 /// A sandbox, and what is done in it.
 pub(crate) struct Agent<'a> {
-    pub(crate) bench: &'a Bench,
+    pub(crate) fixture: &'a TrafficFixture,
     pub(crate) name: String,
     pub(crate) id: String,
 }
@@ -219,9 +219,9 @@ pub(crate) struct Agent<'a> {
 impl Agent<'_> {
     /// Puts the gate's root where [`TRUSTING`] says it is.
     fn trust(&self) {
-        let root = self.bench.ok(&["ca", "export"]);
+        let root = self.fixture.ok(&["ca", "export"]);
         let mut child = self
-            .bench
+            .fixture
             .palisade(&["exec", &self.name, "--", "sh", "-c", "cat >~/gate.pem"])
             .stdin(Stdio::piped())
             .spawn()
@@ -235,21 +235,21 @@ impl Agent<'_> {
     /// Runs a line of bash inside, whatever comes of it.
     pub(crate) fn bash(&self, line: &str) -> Output {
         let line = format!("{TRUSTING}{line}");
-        self.bench
+        self.fixture
             .run(&["exec", &self.name, "--", "bash", "-c", &line])
     }
 
     /// What a line of bash says inside; it must go well.
-    pub(crate) fn says(&self, line: &str) -> String {
+    pub(crate) fn stdout_of(&self, line: &str) -> String {
         let output = self.bash(line);
-        assert!(output.status.success(), "{line}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(output.status.success(), "{line}: {}", describe(&output));
+        output::stdout(&output).trim_end().to_owned()
     }
 
     /// Runs curl inside; it must get an answer.
     pub(crate) fn curl(&self, args: &str) -> Got {
         let line = format!("curl -sS --max-time 25 -w '\\n%{{http_code}}' {args}");
-        let said = self.says(&line);
+        let said = self.stdout_of(&line);
         let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
         Got {
             status: status.parse().unwrap(),
@@ -259,7 +259,7 @@ impl Agent<'_> {
 
     /// The sandbox's network.
     pub(crate) fn inside(&self) -> NetNamespace {
-        NetNamespace::of(&self.bench.place, &self.id)
+        NetNamespace::of(&self.fixture.gate_dir, &self.id)
     }
 }
 
@@ -307,7 +307,7 @@ fn refused(found: u16, body: &Value, status: u16, reason: &str) -> String {
 
 /// Says `bytes` and reads one answer.
 #[track_caller]
-pub(crate) fn ask(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
+pub(crate) fn request(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
     // A gate that has heard enough may close before it has heard all.
     let _cut = stream
         .write_all(bytes.as_ref())
@@ -321,8 +321,8 @@ pub(crate) fn get(host: &str, path: &str) -> String {
 }
 
 /// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
-    let (out, err) = (said::out(output), said::err(output));
+pub(crate) fn describe(output: &Output) -> String {
+    let (out, err) = (output::stdout(output), output::stderr(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 

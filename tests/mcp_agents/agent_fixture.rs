@@ -8,34 +8,38 @@ use serde_json::{Value, json};
 use testkit::gate::GateDir;
 use testkit::operator::Operator;
 use testkit::repo::TestRepo;
-use testkit::{leftovers, said};
+use testkit::{leftovers, output};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place for a gate and a repository in it. Dropping it ends its sandboxes.
-pub(crate) struct Bench {
-    pub(crate) place: GateDir,
+pub(crate) struct AgentFixture {
+    pub(crate) gate_dir: GateDir,
     pub(crate) repo: TestRepo,
 }
 
-impl Bench {
+impl AgentFixture {
     pub(crate) fn new() -> Self {
-        let place = GateDir::new(PALISADE);
-        let repo = TestRepo::new(&place.path().join("project"), Operator::Oneself);
-        Self { place, repo }
+        let gate_dir = GateDir::new(PALISADE);
+        let repo = TestRepo::new(&gate_dir.path().join("project"), Operator::CurrentUser);
+        Self { gate_dir, repo }
     }
 
     /// `palisade` as typed in the repository.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        let mut command = self.place.palisade(args);
+        let mut command = self.gate_dir.palisade(args);
         command.current_dir(self.repo.dir()).output().unwrap()
     }
 
     /// Runs it; it must go well. Returns what it printed.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", said::err(&output));
-        said::out(&output)
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            output::stderr(&output)
+        );
+        output::stdout(&output)
     }
 
     /// Has the client do a part of drive.py; everything in `held` must hold.
@@ -44,9 +48,9 @@ impl Bench {
         let server = [
             PALISADE.to_owned(),
             "--state-dir".to_owned(),
-            text(self.place.state()),
+            text(self.gate_dir.state()),
             "--config".to_owned(),
-            text(self.place.config()),
+            text(self.gate_dir.config()),
             "mcp".to_owned(),
         ];
         self.drive_with(what, mode, &server, held);
@@ -63,23 +67,23 @@ impl Bench {
             .current_dir(self.repo.dir())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.place.path());
+            .env("HOME", self.gate_dir.path());
         let output = command.output().unwrap();
-        let said = said::out(&output);
-        let told: Vec<&str> = said
+        let said = output::stdout(&output);
+        let describe: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
             .collect();
         assert!(
-            output.status.success() && told == held,
-            "{what}, {mode}: {told:?}\n{}",
-            said::err(&output)
+            output.status.success() && describe == held,
+            "{what}, {mode}: {describe:?}\n{}",
+            output::stderr(&output)
         );
     }
 
     /// A server that is spoken to by hand.
     pub(crate) fn serve(&self) -> Server {
-        let mut command = self.place.palisade(&["mcp"]);
+        let mut command = self.gate_dir.palisade(&["mcp"]);
         command.current_dir(self.repo.dir());
         let mut process = command
             .stdin(Stdio::piped())
@@ -113,7 +117,7 @@ impl Bench {
     /// Stops the gate; then nothing of any sandbox may be there.
     pub(crate) fn assert_nothing_left(&self) {
         self.ok(&["gate", "stop"]);
-        let left = leftovers::find(&self.place, &[&self.repo]);
+        let left = leftovers::find(&self.gate_dir, &[&self.repo]);
         assert!(left.is_empty(), "{left:#?}");
     }
 }

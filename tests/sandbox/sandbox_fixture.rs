@@ -8,37 +8,37 @@ use testkit::gate::GateDir;
 use testkit::operator::Operator;
 use testkit::pty::Pty;
 use testkit::repo::TestRepo;
-use testkit::{leftovers, said};
+use testkit::{leftovers, output};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A place for a gate and a repository in it. Dropping it ends its sandboxes.
-pub(crate) struct Bench {
-    pub(crate) place: GateDir,
+pub(crate) struct SandboxFixture {
+    pub(crate) gate_dir: GateDir,
     pub(crate) repo: TestRepo,
 }
 
-impl Bench {
+impl SandboxFixture {
     pub(crate) fn new(operator: Operator) -> Self {
         Self::of(operator, PALISADE)
     }
 
     /// With another build, where somebody measures.
     pub(crate) fn of(operator: Operator, binary: &str) -> Self {
-        let place = GateDir::of(operator, binary);
-        let repo = TestRepo::new(&place.path().join("project"), operator);
-        Self { place, repo }
+        let gate_dir = GateDir::of(operator, binary);
+        let repo = TestRepo::new(&gate_dir.path().join("project"), operator);
+        Self { gate_dir, repo }
     }
 
     /// `palisade` as typed in a directory. A borrower's sandboxes have lent ids.
     pub(crate) fn palisade_in(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = match args {
             [verb @ ("create" | "run"), rest @ ..]
-                if self.place.operator() == Operator::Borrower =>
+                if self.gate_dir.operator() == Operator::SubidUser =>
             {
-                self.place.palisade(&[&[*verb, "--root"], rest].concat())
+                self.gate_dir.palisade(&[&[*verb, "--root"], rest].concat())
             }
-            _ => self.place.palisade(args),
+            _ => self.gate_dir.palisade(args),
         };
         command.current_dir(dir);
         command
@@ -57,8 +57,8 @@ impl Bench {
     /// Runs it; it must go well. Returns what it printed.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
     /// Runs it and takes what it printed as JSON.
@@ -74,9 +74,9 @@ impl Bench {
             output.status.code(),
             Some(code),
             "{args:?}: {}",
-            told(&output)
+            describe(&output)
         );
-        said::err(&output)
+        output::stderr(&output)
     }
 
     /// Makes a sandbox and returns its id.
@@ -90,17 +90,17 @@ impl Bench {
     }
 
     /// What a line of bash says inside; it must go well.
-    pub(crate) fn says(&self, name: &str, line: &str) -> String {
+    pub(crate) fn stdout_of(&self, name: &str, line: &str) -> String {
         let output = self.bash(name, line);
-        assert!(output.status.success(), "{line}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(output.status.success(), "{line}: {}", describe(&output));
+        output::stdout(&output).trim_end().to_owned()
     }
 
     /// `palisade` on a terminal.
     pub(crate) fn on_terminal(&self, args: &[&str]) -> Pty {
         let mut command = self.palisade(args);
         command.env("TERM", "xterm");
-        Pty::start(self.place.operator(), &command)
+        Pty::start(self.gate_dir.operator(), &command)
     }
 
     /// The process of the gate that runs.
@@ -111,7 +111,7 @@ impl Bench {
 
     /// The process that is a sandbox's init, as it was written down.
     pub(crate) fn init(&self, id: &str) -> i32 {
-        let record = self.place.state().join("sandboxes").join(id);
+        let record = self.gate_dir.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).unwrap();
         let record: Value = serde_json::from_slice(&record).unwrap();
         i32::try_from(record["init"]["pid"].as_i64().unwrap()).unwrap()
@@ -120,18 +120,18 @@ impl Bench {
     /// Stops the gate; then nothing of any sandbox may be there.
     pub(crate) fn assert_nothing_left(&self) {
         self.ok(&["gate", "stop"]);
-        let left = leftovers::find(&self.place, &[&self.repo]);
+        let left = leftovers::find(&self.gate_dir, &[&self.repo]);
         assert!(left.is_empty(), "{left:#?}");
     }
 }
 
 /// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
+pub(crate) fn describe(output: &Output) -> String {
     format!(
         "{}\nstdout: {}\nstderr: {}",
         output.status,
-        said::out(output),
-        said::err(output)
+        output::stdout(output),
+        output::stderr(output)
     )
 }
 
