@@ -185,7 +185,7 @@ impl Bridge {
         headers: &[(&str, &str)],
         body: &str,
     ) -> HttpResponse {
-        ask(self.address, method, path, headers, body)
+        exchange(self.address, method, path, headers, body)
     }
 
     /// The value of a series in the gate's metrics; none where it is not there.
@@ -301,7 +301,7 @@ pub(crate) fn send(
 }
 
 /// Sends a request to an address and reads its answer to the end.
-pub(crate) fn request(
+pub(crate) fn exchange(
     address: SocketAddr,
     method: &str,
     path: &str,

@@ -13,7 +13,7 @@ use crate::bridge::{self, Bridge};
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 fn health(address: SocketAddr) -> HttpResponse {
-    bridge::ask(address, "GET", "/health", &[], "")
+    bridge::exchange(address, "GET", "/health", &[], "")
 }
 
 fn component<'a>(health: &'a Value, name: &str) -> &'a str {

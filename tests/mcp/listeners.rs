@@ -81,7 +81,7 @@ fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> HttpRespo
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers = vec![("Host", host)];
     headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
-    bridge::ask(address, "POST", "/mcp/fixture", &headers, &begin())
+    bridge::exchange(address, "POST", "/mcp/fixture", &headers, &begin())
 }
 
 fn is_closed(address: SocketAddr) -> bool {

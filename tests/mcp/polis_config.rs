@@ -22,7 +22,7 @@ pub(crate) const PORT_8090: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 
 /// One request to port 8090 of a network namespace.
-pub(crate) fn request(
+pub(crate) fn exchange(
     network: &NetNamespace,
     method: &str,
     path: &str,
@@ -54,13 +54,13 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     });
     let network = NetNamespace::of_process(gate.pid());
 
-    let health = ask(&network, "GET", "/health", "");
+    let health = exchange(&network, "GET", "/health", "");
     assert_eq!(health.status, 200, "{}", health.text());
     let tools = health.json()["tools"].clone();
     assert_eq!(tools["filesystem"]["runtime"], "local", "{tools}");
     assert_eq!(tools["data-analyzer"]["runtime"], "e2b", "{tools}");
-    assert_eq!(ask(&network, "GET", "/metrics", "").status, 200);
-    let answer = ask(&network, "POST", "/mcp/data-analyzer", &initialize());
+    assert_eq!(exchange(&network, "GET", "/metrics", "").status, 200);
+    let answer = exchange(&network, "POST", "/mcp/data-analyzer", &initialize());
     assert_eq!(answer.status, 501, "{}", answer.text());
     assert!(answer.text().contains("e2b"), "{}", answer.text());
     let hook = json!({
@@ -69,7 +69,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
         "params": {"name": "read_file", "arguments": {}},
         "tool_id": "filesystem", "agent_id": "anna", "session_id": "s-1",
     });
-    let answer = ask(&network, "POST", "/intercept/before", &hook.to_string());
+    let answer = exchange(&network, "POST", "/intercept/before", &hook.to_string());
     assert_eq!(answer.json()["action"], "pass", "{}", answer.text());
 
     let warned = |words: &str| {

@@ -191,12 +191,12 @@ fn property_09_health_status_aggregation() {
         for (name, state) in &named {
             if let Some(expected) = state.answer() {
                 let path = format!("/mcp/{name}");
-                let answer = bridge::ask(tools.address(), "POST", &path, &[], &initialize());
+                let answer = bridge::exchange(tools.address(), "POST", &path, &[], &initialize());
                 prop_assert_eq!(answer.status, expected, "{}", answer.text());
             }
         }
         for address in addresses {
-            let answer = bridge::ask(address, "GET", "/health", &[], "");
+            let answer = bridge::exchange(address, "GET", "/health", &[], "");
             let health = answer.json();
             prop_assert_eq!(answer.status, 200, "{}", health);
             prop_assert_eq!(&health["status"], "healthy");

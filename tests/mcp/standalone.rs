@@ -13,7 +13,7 @@ use testkit::leftovers::start_of;
 use testkit::{output, wait};
 
 use crate::bridge::{Bridge, initialize, messages, request};
-use crate::polis_config::ask;
+use crate::polis_config::exchange;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -169,9 +169,9 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
     assert!(said.contains(address), "{said}");
     let network = NetNamespace::of_process(running.child.id());
-    let answer = ask(&network, "POST", "/mcp", &initialize());
+    let answer = exchange(&network, "POST", "/mcp", &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(ask(&network, "GET", "/health", "").status, 200);
+    assert_eq!(exchange(&network, "GET", "/health", "").status, 200);
 
     let help = program(&bridge, &link).arg("--help").output().unwrap();
     let help = output::stdout(&help);

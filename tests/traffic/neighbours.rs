@@ -159,7 +159,7 @@ fn one_that_floods_does_not_keep_the_other_waiting() {
                     while !stop.load(Ordering::SeqCst) {
                         let mut stream = inside.port(80);
                         for _ in 0..200 {
-                            crate::traffic_fixture::ask(
+                            crate::traffic_fixture::exchange(
                                 &mut stream,
                                 crate::traffic_fixture::get("denied.example", "/"),
                             );

@@ -88,8 +88,10 @@ fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
             .unwrap();
         assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 200);
         let tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
-        let answer =
-            crate::traffic_fixture::ask(tls, crate::traffic_fixture::get("pinned.example", "/"));
+        let answer = crate::traffic_fixture::exchange(
+            tls,
+            crate::traffic_fixture::get("pinned.example", "/"),
+        );
         crate::traffic_fixture::refusal(&answer, 421, "name_mismatch");
         assert_eq!(pinned.connections(), 0);
     });
@@ -157,7 +159,7 @@ fn what_is_passed_on_ends_with_its_rule() {
         let mut tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
         let hello = crate::traffic_fixture::get("pinned.example", "/");
         assert_eq!(
-            crate::traffic_fixture::ask(&mut tls, &hello).text(),
+            crate::traffic_fixture::exchange(&mut tls, &hello).text(),
             "pinned"
         );
         agent.fixture.reload(rules);

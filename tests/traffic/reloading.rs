@@ -12,7 +12,7 @@ use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::port::Port;
 use testkit::wait;
 
-use crate::traffic_fixture::{Rules, TrafficFixture, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -49,7 +49,7 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
                     let mut tls =
                         inside::tls(inside.port(443), Some("stays.example"), &["http/1.1"]);
                     for _ in 0..10 {
-                        let answer = ask(&mut tls, get("stays.example", "/"));
+                        let answer = exchange(&mut tls, get("stays.example", "/"));
                         assert_eq!(answer.text(), "hello", "client {number}: {answer:?}");
                         done.fetch_add(1, Ordering::SeqCst);
                     }
@@ -63,7 +63,7 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
             Some("goes.example"),
             &["http/1.1"],
         );
-        ask(tls, get("goes.example", "/"))
+        exchange(tls, get("goes.example", "/"))
     };
     for _ in 0..reloads() {
         assert_eq!(try_other().text(), "hello");
@@ -287,7 +287,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     };
     let mut passes = post();
     assert_eq!(
-        ask(&mut passes, second).status,
+        exchange(&mut passes, second).status,
         200,
         "with its rule it passes"
     );
@@ -295,7 +295,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     // Long enough that the gate has judged the head: it has since answered another.
     let mut other = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
     refusal(
-        &ask(&mut other, get("evil.example", "/")),
+        &exchange(&mut other, get("evil.example", "/")),
         403,
         "host_denied",
     );

@@ -113,7 +113,7 @@ fn seed_003_line_09_other_name_does_not_exist() {
                 assert!(!said.contains("203.0.113"), "{name}: {said}");
             }
         }
-        let asked = upstream.requests();
+        let asked = upstream.queries();
         assert!(asked.is_empty(), "{asked:?}");
         let denied = || {
             let records = agent.fixture.records();

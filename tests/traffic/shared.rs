@@ -278,7 +278,7 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
             assert!(!said.contains("203.0.113.7"), "{flags}: {said}");
         }
     }
-    let asked = upstream.requests();
+    let asked = upstream.queries();
     assert!(
         asked.iter().all(|asked| asked.name == "api.example"),
         "{asked:?}"

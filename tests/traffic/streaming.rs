@@ -11,7 +11,7 @@ use testkit::inside::{self, NetNamespace};
 use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait;
 
-use crate::traffic_fixture::{Agent, Rules, TrafficFixture, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
 /// What the gate may grow by while it passes any amount of data on.
 const ROOM_KIB: u64 = 64 * 1024;
@@ -250,7 +250,7 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
         return;
     }
     with_agent(|_, agent| {
-        let answer = ask(
+        let answer = exchange(
             agent.inside().port(80),
             OPENING.replace("HOST", "evil.example"),
         );
@@ -431,7 +431,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             ("/hello", 200),
             ("/nothing", 204),
         ] {
-            let answer = ask(&mut stream, get("web.example", path));
+            let answer = exchange(&mut stream, get("web.example", path));
             assert_eq!(answer.status, status, "{path}: {answer:?}");
         }
         stream
@@ -443,7 +443,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             (200, Some("5"))
         );
         assert_eq!(
-            ask(&mut stream, get("web.example", "/hello")).text(),
+            exchange(&mut stream, get("web.example", "/hello")).text(),
             "hello"
         );
         // A refusal of a HEAD has no body either.
@@ -452,7 +452,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             .unwrap();
         assert_eq!(http::read_head(&mut stream).unwrap().status, 403);
         assert_eq!(
-            ask(&mut stream, get("web.example", "/hello")).text(),
+            exchange(&mut stream, get("web.example", "/hello")).text(),
             "hello"
         );
     });
@@ -490,9 +490,9 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
         let head = "POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\n\
             Content-Length: 1000\r\n\r\n";
         let inside = agent.inside();
-        refusal(&ask(inside.port(80), head), 403, "host_denied");
+        refusal(&exchange(inside.port(80), head), 403, "host_denied");
         let tls = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
-        refusal(&ask(tls, head), 403, "host_denied");
+        refusal(&exchange(tls, head), 403, "host_denied");
         // The same over HTTP/2, with a client that waits for as long as it takes.
         let program = r#"
             const session = require('http2').connect('https://evil.example');
@@ -517,13 +517,13 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
     }
     with_agent(|_, agent| {
         let inside = agent.inside();
-        let answer = ask(
+        let answer = exchange(
             inside.port(80),
             "GET /hello HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
         // A body of unknown length ends with the connection: 1.0 knows no chunks.
-        let answer = ask(
+        let answer = exchange(
             inside.port(80),
             "GET /trailers HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
@@ -576,18 +576,21 @@ fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
         let inside: NetNamespace = agent.inside();
         let mut plain = inside.port(80);
         let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
-        ask(&mut plain, get("web.example", "/hello"));
-        ask(&mut tls, get("api.example", "/hello"));
+        exchange(&mut plain, get("web.example", "/hello"));
+        exchange(&mut tls, get("api.example", "/hello"));
         let (mut in_plain, mut in_tls) = (Vec::new(), Vec::new());
         for _ in 0..50 {
             let begun = Instant::now();
             assert_eq!(
-                ask(&mut plain, get("web.example", "/hello")).text(),
+                exchange(&mut plain, get("web.example", "/hello")).text(),
                 "hello"
             );
             in_plain.push(begun.elapsed());
             let begun = Instant::now();
-            assert_eq!(ask(&mut tls, get("api.example", "/hello")).text(), "hello");
+            assert_eq!(
+                exchange(&mut tls, get("api.example", "/hello")).text(),
+                "hello"
+            );
             in_tls.push(begun.elapsed());
         }
         // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred;
@@ -636,5 +639,5 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
     stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
     let limit = wait::LIMIT;
     while !String::from_utf8_lossy(&hear.recv_timeout(limit).unwrap()).contains("first") {}
-    assert_eq!(ask(&mut stream, "0\r\n\r\n").text(), "ok");
+    assert_eq!(exchange(&mut stream, "0\r\n\r\n").text(), "ok");
 }

@@ -307,7 +307,7 @@ fn refused(found: u16, body: &Value, status: u16, reason: &str) -> String {
 
 /// Says `bytes` and reads one answer.
 #[track_caller]
-pub(crate) fn request(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
+pub(crate) fn exchange(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
     // A gate that has heard enough may close before it has heard all.
     let _cut = stream
         .write_all(bytes.as_ref())

@@ -11,7 +11,7 @@ use testkit::http::read_response;
 use testkit::wait;
 
 use crate::processes::{marked, wait_for, wait_for_nobody};
-use crate::server::{BOTH, Kind, Line, Server, lines};
+use crate::server::{BOTH, Line, Server, SocketKind, lines};
 
 /// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
 const STUBBORN: &str = "trap '' TERM; setsid sleep 2001 & (setsid sleep 2002 &) ; sleep 2003; true";
@@ -62,7 +62,7 @@ fn a_client_that_hangs_up_ends_everything_the_command_started() {
 
 #[test]
 fn a_client_that_hangs_up_without_having_read_ends_it_too() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     // It is full long before.
     let stream = server.bash(&json!({ "command": "setsid yes & sleep 2004" }));
     wait_for(&server.mark, "sleep 2004");
@@ -74,7 +74,7 @@ fn a_client_that_hangs_up_without_having_read_ends_it_too() {
 #[test]
 fn a_server_that_stops_or_is_killed_leaves_nothing() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        let mut server = Server::start(Kind::Unix);
+        let mut server = Server::start(SocketKind::Unix);
         let mut stream = server.bash(&json!({ "command": STUBBORN }));
         wait_for_all(&server);
         server.signal(signal);
@@ -91,7 +91,7 @@ fn a_server_that_stops_or_is_killed_leaves_nothing() {
 
 #[test]
 fn what_a_command_left_in_the_background_stays_and_is_not_waited_for() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let begun = Instant::now();
     // It holds the output open.
     let body = json!({ "command": "sleep 2005 & echo started" });
@@ -173,7 +173,7 @@ fn swallow(mut stream: Box<dyn Line>, mut look: impl FnMut()) -> (u64, String) {
 
 #[test]
 fn much_output_takes_little_memory() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let mut most = before;
     let mib = std::env::var("PALISADE_OUTPUT_MIB").map_or(96, |text| text.parse().unwrap());
@@ -192,7 +192,7 @@ fn much_output_takes_little_memory() {
 
 #[test]
 fn a_command_waits_for_a_client_that_does_not_read() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let command = "yes | tee >(wc -c > count) | head -c 64000000 >&2; touch finished";
     let stream = server.bash(&json!({ "command": command }));
@@ -220,7 +220,7 @@ fn a_command_waits_for_a_client_that_does_not_read() {
 
 #[test]
 fn many_commands_at_once_each_have_their_own_words() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     std::thread::scope(|scope| {
         for number in 0..24 {
             let server = &server;

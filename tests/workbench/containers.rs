@@ -13,7 +13,7 @@ use testkit::output::{stderr, stdout};
 use testkit::wait;
 
 use crate::PALISADE;
-use crate::server::{Address, Kind, Server};
+use crate::server::{Server, ServerAddress, SocketKind};
 
 /// A day. Whatever is reported before is reported at once: no test takes so long.
 const LONG_MS: u64 = 86_400_000;
@@ -21,8 +21,8 @@ const LONG_MS: u64 = 86_400_000;
 /// An entry of `sandbox.remote` for a workbench.
 fn entry(name: &str, server: &Server) -> Value {
     match &server.address {
-        Address::Unix(path) => json!({"name": name, "socket_path": path}),
-        Address::Tcp(address) => {
+        ServerAddress::Unix(path) => json!({"name": name, "socket_path": path}),
+        ServerAddress::Tcp(address) => {
             let (host, port) = (address.ip(), address.port());
             json!({"name": name, "tcp": {"host": host, "port": port}})
         }
@@ -44,7 +44,10 @@ fn ok(gate_dir: &GateDir, words: &[&str]) -> String {
 #[test]
 fn seed_001_separate_instances_keep_sessions_apart_behind_one_gate() {
     let gate_dir = GateDir::new(PALISADE);
-    let servers = [Server::start(Kind::Unix), Server::start(Kind::Tcp)];
+    let servers = [
+        Server::start(SocketKind::Unix),
+        Server::start(SocketKind::Tcp),
+    ];
     let [first, second] = &servers;
     let list = json!([entry("first", first), entry("second", second)]);
     configure(&gate_dir, &list);
@@ -111,7 +114,7 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
     let gate_dir = tempfile::tempdir().unwrap();
     let log = gate_dir.path().join("log");
     let file = std::fs::File::create(&log).unwrap();
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.stderr(file);
     });
     let write = json!({"sessionId": "session-of-anna", "path": "shared/a.txt", "content": "one"});
@@ -142,7 +145,7 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
 #[test]
 fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
     let gate_dir = GateDir::new(PALISADE);
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     configure(&gate_dir, &entry("remote", &server));
     let gate = gate_dir.start();
     let line = "sleep 3600 >/dev/null 2>&1 & echo $!";
@@ -207,8 +210,8 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
         return;
     }
     let gate_dir = GateDir::of(Operator::Unprivileged, PALISADE);
-    let server = Server::start(Kind::Unix);
-    let Address::Unix(socket) = &server.address else {
+    let server = Server::start(SocketKind::Unix);
+    let ServerAddress::Unix(socket) = &server.address else {
         panic!("a path");
     };
     configure(

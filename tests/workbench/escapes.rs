@@ -7,7 +7,7 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
-use crate::server::{BOTH, Kind, Server};
+use crate::server::{BOTH, Server, SocketKind};
 
 const OUTSIDE: &str = "Invalid path: access outside workspace is not allowed";
 
@@ -26,7 +26,7 @@ fn each_tool(path: &str) -> [(&'static str, Value); 6] {
     ]
 }
 
-fn with_secret(kind: Kind) -> Server {
+fn with_secret(kind: SocketKind) -> Server {
     let server = Server::start(kind);
     std::fs::create_dir(server.outside().join("away")).unwrap();
     std::fs::write(server.outside().join("away/secret"), "secret").unwrap();
@@ -92,7 +92,7 @@ fn names_and_links_do_not_lead_out() {
 
 #[test]
 fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
-    let server = with_secret(Kind::Unix);
+    let server = with_secret(SocketKind::Unix);
     let root = server.root();
     std::fs::create_dir(root.join("there")).unwrap();
     std::fs::write(root.join("there/secret"), "harmless").unwrap();
@@ -129,7 +129,7 @@ fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
 
 #[test]
 fn a_hard_link_is_written_beside_not_through() {
-    let server = with_secret(Kind::Unix);
+    let server = with_secret(SocketKind::Unix);
     let secret = server.outside().join("away/secret");
     for name in ["one", "two"] {
         std::fs::hard_link(&secret, server.root().join(name)).unwrap();

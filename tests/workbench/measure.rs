@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::server::{Kind, Server};
+use crate::server::{Server, SocketKind};
 
 /// Rounds of which the median counts.
 const ROUNDS: usize = 7;
@@ -63,7 +63,7 @@ fn rg(root: &Path, words: &[&str]) -> Option<Duration> {
 
 #[test]
 fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let (root, count) = (server.root(), files());
     make_tree(&root, count);
     let find = json!({ "pattern": "*.rs", "limit": 100_000 });

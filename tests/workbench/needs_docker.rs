@@ -13,12 +13,12 @@ use testkit::gate::GateDir;
 use testkit::output::{stderr, stdout};
 use testkit::port::Port;
 use testkit::wait;
-use workbench::client::address::Address as At;
-use workbench::client::{Client, ClientError};
+use workbench::client::address::WorkbenchAddress;
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::BashRequest;
 
 use crate::PALISADE;
-use crate::server::{Address, lines};
+use crate::server::{ServerAddress, lines};
 
 const TOKEN: &str = "open-sesame";
 
@@ -39,14 +39,14 @@ fn start<'a>(docker: &'a Docker, shared: &Path) -> (Container<'a>, PathBuf) {
     (container, socket)
 }
 
-fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::HttpResponse {
+fn call(address: &ServerAddress, tool: &str, body: &Value) -> testkit::http::HttpResponse {
     let head = format!("Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n");
     let body = body.to_string();
     address.request("POST", &format!("/{tool}"), &head, body.as_bytes())
 }
 
 /// Every route, one after the other.
-fn drive(address: &Address) {
+fn drive(address: &ServerAddress) {
     let health = address.request(
         "GET",
         "/health",
@@ -104,7 +104,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (_alone, socket) = start(&docker, shared.path());
-    drive(&Address::Unix(socket));
+    drive(&ServerAddress::Unix(socket));
 
     let port = Port::take();
     let address = port.address();
@@ -118,7 +118,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
     wait::until("the port", || {
         std::net::TcpStream::connect(address).ok().map(drop)
     });
-    let address = Address::Tcp(address);
+    let address = ServerAddress::Tcp(address);
     let nobody = address.request("GET", "/health", "", b"");
     assert_eq!(nobody.status, 401);
     drive(&address);
@@ -168,7 +168,12 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
-    let client = Client::new(At::Unix(socket), Duration::from_secs(30), None).unwrap();
+    let client = WorkbenchClient::new(
+        WorkbenchAddress::Unix(socket),
+        Duration::from_secs(30),
+        None,
+    )
+    .unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let answered = AtomicU32::new(0);
     let mut known: HashMap<String, bool> = HashMap::new();
@@ -200,7 +205,11 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
                         answered.fetch_add(1, Ordering::Relaxed);
                         known.insert(call, true);
                     }
-                    Ok(_) | Err(ClientError::Broken { .. } | ClientError::Refused(_)) => {
+                    Ok(_)
+                    | Err(
+                        WorkbenchClientError::ConnectionLost { .. }
+                        | WorkbenchClientError::Refused(_),
+                    ) => {
                         known.insert(call, false);
                     }
                     Err(other) => panic!("{other}"),

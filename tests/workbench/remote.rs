@@ -19,7 +19,7 @@ use testkit::gate::GateDir;
 use testkit::output::{stderr, stdout};
 
 use crate::PALISADE;
-use crate::server::{Address, Kind, Server};
+use crate::server::{Server, ServerAddress, SocketKind};
 use crate::suite;
 
 /// A container that a namespace sandbox plays, reached as if it were anybody's: made by its own
@@ -142,7 +142,7 @@ struct Desk {
 impl Desk {
     fn new() -> Self {
         let gate_dir = GateDir::new(PALISADE);
-        let server = Server::start_with(Kind::Unix, &[], |command| {
+        let server = Server::start_with(SocketKind::Unix, &[], |command| {
             command
                 .env("SIDECAR_AUTH_TOKEN", "open-sesame")
                 .env("SIDECAR_REQUIRE_AUTH", "1");
@@ -154,7 +154,7 @@ impl Desk {
 
     /// Writes the configuration, with so many milliseconds to wait for the workbench.
     fn wait_for_ready(&self, ms: u32) {
-        let Address::Unix(socket) = &self.server.address else {
+        let ServerAddress::Unix(socket) = &self.server.address else {
             panic!("a path");
         };
         self.gate_dir.write_config(&format!(
@@ -274,8 +274,8 @@ fn what_is_managed_elsewhere_is_said_plainly() {
     }
     assert_eq!(desk.ok(&["exec", "remote", "--", "echo", "on"]), "on\n");
     let socket = match &desk.server.address {
-        Address::Unix(path) => path.display().to_string(),
-        Address::Tcp(address) => address.to_string(),
+        ServerAddress::Unix(path) => path.display().to_string(),
+        ServerAddress::Tcp(address) => address.to_string(),
     };
     desk.wait_for_ready(1000);
     let Desk { gate_dir, server } = desk;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Kind, Server};
+use crate::server::{Server, SocketKind};
 
 fn files(server: &Server, body: &Value) -> Vec<String> {
     let found = server.result("find", body);
@@ -13,7 +13,7 @@ fn files(server: &Server, body: &Value) -> Vec<String> {
 }
 
 fn project() -> Server {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for (path, content) in [
         (".gitignore", "target/\n*.log\n!keep.log\n/only-here\n"),
         (".git/config", "needle\n"),
@@ -100,7 +100,7 @@ fn a_glob_is_of_the_name_or_of_the_path() {
 
 #[test]
 fn the_order_is_always_the_same() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for n in 0..300 {
         server.write(&format!("d{}/f{n}", n % 17), "needle\n");
     }
@@ -118,7 +118,7 @@ fn the_order_is_always_the_same() {
 
 #[test]
 fn a_limit_is_kept_to_the_letter() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for n in 0..50 {
         server.write(&format!("f{n:02}"), "needle\n".repeat(50));
     }

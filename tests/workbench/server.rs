@@ -20,34 +20,34 @@ use crate::processes::{self, MARK, marked};
 
 /// Where a workbench listens.
 #[derive(Clone, Debug)]
-pub(crate) enum Address {
+pub(crate) enum ServerAddress {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
 
 /// Which kind of socket is wanted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     Unix,
     Tcp,
 }
 
-pub(crate) const BOTH: [Kind; 2] = [Kind::Unix, Kind::Tcp];
+pub(crate) const BOTH: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
 
 /// What is read and written as one.
 pub(crate) trait Line: Read + Write + Send {}
 impl<T: Read + Write + Send> Line for T {}
 
-impl Address {
+impl ServerAddress {
     pub(crate) fn connect(&self) -> Box<dyn Line> {
         let patience = Some(Duration::from_secs(60));
         match self {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).unwrap();
                 stream.set_read_timeout(patience).unwrap();
                 Box::new(stream)
             }
-            Address::Tcp(address) => {
+            ServerAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).unwrap();
                 stream.set_read_timeout(patience).unwrap();
                 Box::new(stream)
@@ -83,23 +83,23 @@ impl Address {
 /// A workbench that runs.
 pub(crate) struct Server {
     pub(crate) child: Child,
-    pub(crate) address: Address,
+    pub(crate) address: ServerAddress,
     pub(crate) mark: String,
     dir: TempDir,
 }
 
 impl Server {
-    pub(crate) fn start(kind: Kind) -> Self {
+    pub(crate) fn start(kind: SocketKind) -> Self {
         Self::start_with(kind, &[], |_| {})
     }
 
     /// Below another program, which runs it.
     pub(crate) fn start_below(words: &[&str]) -> Self {
-        Self::start_as(words, Kind::Unix, &[], |_| {})
+        Self::start_as(words, SocketKind::Unix, &[], |_| {})
     }
 
     pub(crate) fn start_with(
-        kind: Kind,
+        kind: SocketKind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
@@ -108,7 +108,7 @@ impl Server {
 
     fn start_as(
         below: &[&str],
-        kind: Kind,
+        kind: SocketKind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
@@ -125,8 +125,8 @@ impl Server {
             .env(MARK, &mark)
             .stdout(Stdio::piped());
         match kind {
-            Kind::Unix => command.env("SOCKET_PATH", &socket),
-            Kind::Tcp => command.env("TCP_HOST", "127.0.0.1").env("TCP_PORT", "0"),
+            SocketKind::Unix => command.env("SOCKET_PATH", &socket),
+            SocketKind::Tcp => command.env("TCP_HOST", "127.0.0.1").env("TCP_PORT", "0"),
         };
         prepare(&mut command);
         let mut child = command.spawn().unwrap();
@@ -138,8 +138,10 @@ impl Server {
         }
         let said: Value = serde_json::from_str(&said).unwrap();
         let address = match kind {
-            Kind::Unix => Address::Unix(socket),
-            Kind::Tcp => Address::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap()),
+            SocketKind::Unix => ServerAddress::Unix(socket),
+            SocketKind::Tcp => {
+                ServerAddress::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap())
+            }
         };
         Self {
             child,

@@ -8,7 +8,7 @@ use serde_json::json;
 use testkit::output::stderr;
 
 use crate::PALISADE;
-use crate::server::{Address, BOTH, Kind, Server};
+use crate::server::{BOTH, Server, ServerAddress, SocketKind};
 
 /// A start that must fail.
 fn refused(words: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -56,8 +56,8 @@ fn a_stale_socket_is_replaced_and_anything_else_is_not() {
     let stale = dir.path().join("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     let path = stale.to_str().unwrap();
-    let server = Server::start_with(Kind::Unix, &["--socket-path", path], |_| {});
-    let address = Address::Unix(stale.clone());
+    let server = Server::start_with(SocketKind::Unix, &["--socket-path", path], |_| {});
+    let address = ServerAddress::Unix(stale.clone());
     assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     let output = refused(&["--socket-path", path], &[]);
     assert!(stderr(&output).contains("somebody already listens"));
@@ -71,8 +71,8 @@ fn the_socket_is_for_its_owner_and_goes_with_the_server() {
         (&[][..], 0o600, Signal::SIGTERM),
         (&["--socket-mode", "660"], 0o660, Signal::SIGINT),
     ] {
-        let mut server = Server::start_with(Kind::Unix, options, |_| {});
-        let Address::Unix(path) = server.address.clone() else {
+        let mut server = Server::start_with(SocketKind::Unix, options, |_| {});
+        let ServerAddress::Unix(path) = server.address.clone() else {
             panic!("a path");
         };
         let rights = std::fs::metadata(&path).unwrap().permissions().mode();
@@ -119,7 +119,7 @@ fn a_wrong_token_is_always_refused_and_a_missing_one_if_it_is_required() {
 
 #[test]
 fn commands_do_not_see_the_token() {
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_AUTH_TOKEN", "open sesame");
     });
     // Neither of their own nor, for who is not root, of the server.
@@ -133,7 +133,7 @@ fn commands_do_not_see_the_token() {
 
 #[test]
 fn with_a_longer_reach_paths_leave_the_workspace() {
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT", "true");
     });
     let file = server.outside().join("outside");

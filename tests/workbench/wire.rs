@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use testkit::http::HttpResponse;
 
-use crate::server::{Address, BOTH, Kind, Server, lines};
+use crate::server::{BOTH, Server, ServerAddress, SocketKind, lines};
 
 fn get(server: &Server, path: &str) -> HttpResponse {
     server.address.request("GET", path, "", b"")
@@ -425,16 +425,16 @@ fn what_was_cut_is_said() {
 
 #[test]
 fn curl_speaks_to_it_too() {
-    for kind in [Kind::Unix, Kind::Tcp] {
+    for kind in [SocketKind::Unix, SocketKind::Tcp] {
         let server = Server::start(kind);
         let mut curl = Command::new("curl");
         curl.args(["-sS", "--max-time", "30"]);
         let base = match &server.address {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 curl.arg("--unix-socket").arg(path);
                 "http://localhost".to_owned()
             }
-            Address::Tcp(address) => format!("http://{address}"),
+            ServerAddress::Tcp(address) => format!("http://{address}"),
         };
         // Several requests on one connection.
         let json_type = "content-type: application/json";
@@ -445,8 +445,10 @@ fn curl_speaks_to_it_too() {
             .arg(format!("{base}/write"))
             .args(["--next", "-sS"])
             .args(match &server.address {
-                Address::Unix(path) => vec!["--unix-socket".into(), path.clone().into_os_string()],
-                Address::Tcp(_) => Vec::new(),
+                ServerAddress::Unix(path) => {
+                    vec!["--unix-socket".into(), path.clone().into_os_string()]
+                }
+                ServerAddress::Tcp(_) => Vec::new(),
             })
             .args(["-H", json_type, "-d"])
             .arg(body(json!({ "command": "cat a" })))

@@ -7,16 +7,16 @@ use config::section::sandbox::RemoteContainer;
 use policy::id::{BadId, SandboxId};
 use sandbox::remote::{Ended, Hearing, Remote, Tools, Way};
 use tokio::runtime::Runtime;
-use workbench::client::{Client, ClientError};
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::{BashRequest, WriteRequest};
-use workbench::tools::bash::{Event, Said, Stream};
+use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 /// Why a container cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The client.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    WorkbenchClient(#[from] WorkbenchClientError),
     /// The runtime it needs.
     #[error("cannot start the runtime: {0}")]
     Runtime(#[from] std::io::Error),
@@ -28,20 +28,20 @@ pub enum RemoteError {
 /// A client that blocks, for a backend.
 #[derive(Debug)]
 pub struct BlockingWorkbenchClient {
-    client: Client,
+    client: WorkbenchClient,
     runtime: Runtime,
 }
 
 /// The sandbox of a configured container. Nothing is asked of it yet. For threads that may
 /// block.
 pub fn open(container: &RemoteContainer) -> Result<Remote<BlockingWorkbenchClient>, RemoteError> {
-    let tools = BlockingWorkbenchClient::over(Client::of(container)?)?;
+    let tools = BlockingWorkbenchClient::over(WorkbenchClient::of(container)?)?;
     Ok(Remote::new(SandboxId::parse(&container.name)?, tools))
 }
 
 impl BlockingWorkbenchClient {
     /// A client, made to block.
-    pub fn over(client: Client) -> std::io::Result<Self> {
+    pub fn over(client: WorkbenchClient) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build()?;
         Ok(Self { client, runtime })
@@ -68,24 +68,24 @@ impl Tools for BlockingWorkbenchClient {
             let mut output = self.client.bash(&request).await?;
             loop {
                 match output.next().await? {
-                    Event::Output(stream, said) => {
+                    CommandEvent::Output(stream, said) => {
                         let way = match stream {
-                            Stream::Stdout => Way::Stdout,
-                            Stream::Stderr => Way::Stderr,
+                            CommandStream::Stdout => Way::Stdout,
+                            CommandStream::Stderr => Way::Stderr,
                         };
                         let bytes = match &said {
-                            Said::Text(text) => text.as_bytes(),
-                            Said::Bytes(bytes) => bytes,
+                            OutputChunk::Text(text) => text.as_bytes(),
+                            OutputChunk::Bytes(bytes) => bytes,
                         };
                         if hear(way, bytes) == Hearing::Enough {
                             return Ok(Ended::Stopped);
                         }
                     }
-                    Event::Done {
+                    CommandEvent::Done {
                         timed_out: true, ..
                     } => return Ok(Ended::TimedOut),
-                    Event::Done { exit_code, .. } => return Ok(Ended::Code(exit_code)),
-                    Event::Failed(why) => return Err(ClientError::Refused(why)),
+                    CommandEvent::Done { exit_code, .. } => return Ok(Ended::Code(exit_code)),
+                    CommandEvent::Failed(why) => return Err(WorkbenchClientError::Refused(why)),
                 }
             }
         };

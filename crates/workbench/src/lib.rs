@@ -7,8 +7,8 @@
 //! **Never here:** a decision about policy, a sandbox, a branch.
 
 pub mod client;
-pub mod door;
 pub mod error;
+pub mod http_service;
 pub mod request;
 pub mod root;
 pub mod serve;

@@ -23,7 +23,7 @@ pub struct BashRequest {
 
 /// Reads a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ReadRequest {
+pub struct ReadFileRequest {
     /// Which.
     pub path: String,
     /// The first line, from 1.
@@ -217,7 +217,7 @@ impl Fields<'_> {
     }
 
     /// A text that must be there and say something.
-    fn words(&self, name: &'static str) -> Result<String, ToolError> {
+    fn non_blank_text(&self, name: &'static str) -> Result<String, ToolError> {
         self.text(name)
             .ok()
             .filter(|text| !text.trim().is_empty())
@@ -225,7 +225,7 @@ impl Fields<'_> {
     }
 
     /// A text that may be there; one that says nothing is not.
-    fn maybe_words(&self, name: &'static str) -> Result<Option<String>, ToolError> {
+    fn optional_text(&self, name: &'static str) -> Result<Option<String>, ToolError> {
         match self.get(name) {
             None => Ok(None),
             Some(_) => Ok(Some(self.text(name)?).filter(|text| !text.trim().is_empty())),
@@ -259,46 +259,46 @@ impl Fields<'_> {
 }
 
 /// A request that can be read from a body.
-pub(crate) trait Read: Sized {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError>;
+pub(crate) trait FromFields: Sized {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError>;
 }
 
-impl Read for BashRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for BashRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            command: fields.words("command")?,
+            command: fields.non_blank_text("command")?,
             timeout_seconds: fields.number("timeoutSeconds")?.filter(|time| *time > 0.0),
         })
     }
 }
 
-impl Read for ReadRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for ReadFileRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "whole numbers are what is meant, and the cast saturates"
         )]
         let whole = |number: f64| number.floor() as i64;
         Ok(Self {
-            path: fields.words("path")?,
+            path: fields.non_blank_text("path")?,
             offset: fields.number("offset")?.map(whole),
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for WriteRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for WriteRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            path: fields.words("path")?,
+            path: fields.non_blank_text("path")?,
             content: fields.text("content")?,
         })
     }
 }
 
-impl Read for EditRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
-        let path = fields.words("path")?;
+impl FromFields for EditRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
+        let path = fields.non_blank_text("path")?;
         let old_text = fields.text("oldText")?;
         if old_text.is_empty() {
             return Err(ToolError::Field("oldText"));
@@ -311,31 +311,31 @@ impl Read for EditRequest {
     }
 }
 
-impl Read for LsRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for LsRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            path: fields.maybe_words("path")?,
+            path: fields.optional_text("path")?,
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for FindRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for FindRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            pattern: fields.words("pattern")?,
-            path: fields.maybe_words("path")?,
+            pattern: fields.non_blank_text("pattern")?,
+            path: fields.optional_text("path")?,
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for GrepRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for GrepRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            pattern: fields.words("pattern")?,
-            path: fields.maybe_words("path")?,
-            glob: fields.maybe_words("glob")?,
+            pattern: fields.non_blank_text("pattern")?,
+            path: fields.optional_text("path")?,
+            glob: fields.optional_text("glob")?,
             ignore_case: fields.flag("ignoreCase")?,
             literal: fields.flag("literal")?,
             context: fields.count("context")?,

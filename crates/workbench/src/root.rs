@@ -16,14 +16,14 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use crate::error::ToolError;
 
 /// How often the kernel may find that something moved while it looked, before that is an error.
-const MOST_TRIES: usize = 64;
+const MAX_TRIES: usize = 64;
 
 /// Links that lead to links.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// Whether paths may leave the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum PathScope {
     /// They may not.
     Workspace,
     /// They may: the container is the only wall.
@@ -32,10 +32,10 @@ pub enum Reach {
 
 /// An open workspace.
 #[derive(Debug)]
-pub struct Root {
+pub struct WorkspaceRoot {
     path: PathBuf,
     directory: OwnedFd,
-    reach: Reach,
+    reach: PathScope,
 }
 
 /// A name below a directory that is open: what can be replaced.
@@ -45,9 +45,9 @@ pub(crate) struct Slot {
     pub(crate) name: OsString,
 }
 
-impl Root {
+impl WorkspaceRoot {
     /// Opens the directory at `path`; it must be there.
-    pub fn open(path: &Path, reach: Reach) -> std::io::Result<Self> {
+    pub fn open(path: &Path, reach: PathScope) -> std::io::Result<Self> {
         let path = std::fs::canonicalize(path)?;
         let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
         let directory = nix::fcntl::open(&path, flags, Mode::empty())?;
@@ -65,18 +65,18 @@ impl Root {
 
     /// What a client's path means, from the root: `""`, `.` and `/` are the root, an absolute
     /// path below it is what it says, any other starts at the root.
-    pub(crate) fn locate(&self, asked: &str) -> Result<PathBuf, ToolError> {
-        let asked = Path::new(asked);
-        let below = match asked.strip_prefix(&self.path) {
+    pub(crate) fn locate(&self, requested: &str) -> Result<PathBuf, ToolError> {
+        let requested = Path::new(requested);
+        let below = match requested.strip_prefix(&self.path) {
             Ok(below) => below,
-            Err(_) if self.reach == Reach::Everywhere => return Ok(self.path.join(asked)),
-            Err(_) => asked,
+            Err(_) if self.reach == PathScope::Everywhere => return Ok(self.path.join(requested)),
+            Err(_) => requested,
         };
         let mut path = PathBuf::new();
         for component in below.components() {
             match component {
                 Component::Normal(name) => path.push(name),
-                Component::ParentDir if self.reach == Reach::Everywhere => {
+                Component::ParentDir if self.reach == PathScope::Everywhere => {
                     return Ok(self.path.join(below));
                 }
                 Component::ParentDir if !path.pop() => return Err(ToolError::Outside),
@@ -89,43 +89,45 @@ impl Root {
         Ok(path)
     }
 
-    /// Opens what [`Root::locate`] gave.
+    /// Opens what [`WorkspaceRoot::locate`] gave.
     pub(crate) fn open_at(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
         let resolve = match self.reach {
-            Reach::Workspace => ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-            Reach::Everywhere => ResolveFlag::RESOLVE_NO_MAGICLINKS,
+            PathScope::Workspace => {
+                ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS
+            }
+            PathScope::Everywhere => ResolveFlag::RESOLVE_NO_MAGICLINKS,
         };
         open_beneath(&self.directory, path, flags, Mode::empty(), resolve)
     }
 
     /// Opens a regular file for reading.
-    pub(crate) fn read(&self, asked: &str) -> Result<(File, FileStat), ToolError> {
-        let path = self.locate(asked)?;
-        let fail = |errno| ToolError::of(asked, errno);
+    pub(crate) fn read(&self, requested: &str) -> Result<(File, FileStat), ToolError> {
+        let path = self.locate(requested)?;
+        let fail = |errno| ToolError::of(requested, errno);
         let file = self.open_at(&path, OFlag::O_RDONLY).map_err(fail)?;
         let data = fstat(&file).map_err(fail)?;
         match kind(&data) {
             SFlag::S_IFREG => Ok((File::from(file), data)),
-            SFlag::S_IFDIR => Err(ToolError::IsDirectory(asked.to_owned())),
-            _ => Err(ToolError::NotAFile(asked.to_owned())),
+            SFlag::S_IFDIR => Err(ToolError::IsDirectory(requested.to_owned())),
+            _ => Err(ToolError::NotAFile(requested.to_owned())),
         }
     }
 
     /// Opens a directory for listing.
-    pub(crate) fn directory(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
-        let path = self.locate(asked)?;
+    pub(crate) fn directory(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let path = self.locate(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let directory = self
             .open_at(&path, flags)
-            .map_err(|errno| ToolError::of(asked, errno))?;
+            .map_err(|errno| ToolError::of(requested, errno))?;
         Ok((directory, path))
     }
 
     /// Where a walk through a directory begins: an open directory, and the way from there on
     /// which nothing is a link. From the root if that can be, for the rules of directories
     /// above count too.
-    pub(crate) fn walk_from(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
-        let (directory, path) = self.directory(asked)?;
+    pub(crate) fn walk_from(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let (directory, path) = self.directory(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let base = open_plain(&self.directory, Path::new(""), flags);
         match (base, open_plain(&self.directory, &path, flags)) {
@@ -136,12 +138,12 @@ impl Root {
 
     /// Where a file is, or would be, once every link to it was followed. Its directories are
     /// made if `make` says so.
-    pub(crate) fn slot(&self, asked: &str, make: bool) -> Result<Slot, ToolError> {
-        let mut path = self.locate(asked)?;
-        let fail = |errno| ToolError::of(asked, errno);
-        for _ in 0..MOST_LINKS {
+    pub(crate) fn slot(&self, requested: &str, make: bool) -> Result<Slot, ToolError> {
+        let mut path = self.locate(requested)?;
+        let fail = |errno| ToolError::of(requested, errno);
+        for _ in 0..MAX_LINKS {
             let Some(name) = path.file_name().map(OsStr::to_owned) else {
-                return Err(ToolError::IsDirectory(asked.to_owned()));
+                return Err(ToolError::IsDirectory(requested.to_owned()));
             };
             let parent = path.parent().unwrap_or(Path::new("")).to_owned();
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
@@ -155,7 +157,7 @@ impl Root {
                 Err(Errno::EINVAL | Errno::ENOENT) => return Ok(Slot { directory, name }),
                 Err(errno) => return Err(fail(errno)),
             }
-            if self.reach == Reach::Workspace && path.is_absolute() {
+            if self.reach == PathScope::Workspace && path.is_absolute() {
                 return Err(ToolError::Outside);
             }
         }
@@ -186,7 +188,7 @@ impl Root {
 
 impl Slot {
     /// What is there, itself.
-    pub(crate) fn look(&self) -> nix::Result<Option<FileStat>> {
+    pub(crate) fn stat(&self) -> nix::Result<Option<FileStat>> {
         let found = fstatat(
             &self.directory,
             self.name.as_os_str(),
@@ -246,7 +248,7 @@ fn open_beneath(
         match openat2(directory.as_fd(), path, how) {
             // Something was moved on the way, and the kernel cannot tell whether out of the
             // root (openat2(2)).
-            Err(Errno::EAGAIN) if tries < MOST_TRIES => tries += 1,
+            Err(Errno::EAGAIN) if tries < MAX_TRIES => tries += 1,
             other => return other,
         }
     }
@@ -262,21 +264,21 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    fn place() -> (tempfile::TempDir, Root) {
-        let place = tempfile::tempdir().unwrap();
-        let inside = place.path().join("root");
+    fn workspace() -> (tempfile::TempDir, WorkspaceRoot) {
+        let workspace = tempfile::tempdir().unwrap();
+        let inside = workspace.path().join("root");
         std::fs::create_dir_all(inside.join("a")).unwrap();
-        std::fs::write(place.path().join("outside"), "secret").unwrap();
+        std::fs::write(workspace.path().join("outside"), "secret").unwrap();
         std::fs::write(inside.join("a/file"), "x").unwrap();
-        let root = Root::open(&inside, Reach::Workspace).unwrap();
-        (place, root)
+        let root = WorkspaceRoot::open(&inside, PathScope::Workspace).unwrap();
+        (workspace, root)
     }
 
     #[test]
     fn a_path_starts_at_the_root_whatever_it_looks_like() {
-        let (_place, root) = place();
+        let (_workspace, root) = workspace();
         let absolute = root.path().join("a/file");
-        for (asked, path) in [
+        for (requested, path) in [
             ("", ""),
             (".", ""),
             ("/", ""),
@@ -287,16 +289,24 @@ mod tests {
             (absolute.to_str().unwrap(), "a/file"),
             (root.path().to_str().unwrap(), ""),
         ] {
-            assert_eq!(root.locate(asked), Ok(PathBuf::from(path)), "{asked}");
+            assert_eq!(
+                root.locate(requested),
+                Ok(PathBuf::from(path)),
+                "{requested}"
+            );
         }
-        for asked in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
-            assert_eq!(root.locate(asked), Err(ToolError::Outside), "{asked}");
+        for requested in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
+            assert_eq!(
+                root.locate(requested),
+                Err(ToolError::Outside),
+                "{requested}"
+            );
         }
     }
 
     #[test]
     fn no_link_leads_out() {
-        let (_place, root) = place();
+        let (_workspace, root) = workspace();
         let at = |name: &str| root.path().join(name);
         symlink("../outside", at("relative")).unwrap();
         symlink("/etc/passwd", at("absolute")).unwrap();
@@ -305,9 +315,13 @@ mod tests {
         symlink("a/file", at("inside")).unwrap();
         symlink("inside", at("twice")).unwrap();
         symlink("loop", at("loop")).unwrap();
-        for asked in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
-            assert_eq!(root.read(asked).unwrap_err(), ToolError::Outside, "{asked}");
-            assert_eq!(root.slot(asked, true).unwrap_err(), ToolError::Outside);
+        for requested in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
+            assert_eq!(
+                root.read(requested).unwrap_err(),
+                ToolError::Outside,
+                "{requested}"
+            );
+            assert_eq!(root.slot(requested, true).unwrap_err(), ToolError::Outside);
         }
         assert!(root.read("twice").is_ok());
         assert_eq!(root.slot("twice", false).unwrap().name, "file");
@@ -317,7 +331,7 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_not_read_and_not_waited_for() {
-        let (_place, root) = place();
+        let (_workspace, root) = workspace();
         nix::unistd::mkfifo(&root.path().join("pipe"), Mode::S_IRWXU).unwrap();
         assert_eq!(
             root.read("pipe").unwrap_err(),
@@ -336,20 +350,20 @@ mod tests {
 
     #[test]
     fn directories_are_made_inside_only() {
-        let (place, root) = place();
+        let (workspace, root) = workspace();
         let slot = root.slot("b/c/d/file", true).unwrap();
         assert_eq!(slot.name, "file");
         assert!(root.path().join("b/c/d").is_dir());
         symlink("../away", root.path().join("away")).unwrap();
         assert!(root.slot("away/b/file", true).is_err());
-        assert!(!place.path().join("away").exists());
+        assert!(!workspace.path().join("away").exists());
     }
 
     #[test]
     fn with_a_longer_reach_a_path_is_what_it_says() {
-        let (place, root) = place();
-        let root = Root::open(root.path(), Reach::Everywhere).unwrap();
-        let outside = place.path().join("outside");
+        let (workspace, root) = workspace();
+        let root = WorkspaceRoot::open(root.path(), PathScope::Everywhere).unwrap();
+        let outside = workspace.path().join("outside");
         assert!(root.read(outside.to_str().unwrap()).is_ok());
         assert!(root.read("../outside").is_ok());
         assert!(root.read("a/file").is_ok());

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
-use crate::door::Door;
+use crate::http_service::WorkbenchService;
 
 /// Connections served at once.
 const MAX_CONNECTIONS: usize = 256;
@@ -25,7 +25,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
 /// Why nobody listens.
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub enum WorkbenchBindError {
     /// A Unix socket could not be opened.
     #[error(transparent)]
     Unix(listen::BindError),
@@ -56,7 +56,7 @@ pub enum BindError {
     },
 }
 
-impl BindError {
+impl WorkbenchBindError {
     /// A socket that could not be created. What stands in the way is the last directory of its
     /// path that exists: the next one could not be made in it, or the socket itself.
     fn create(path: &Path, source: io::Error) -> Self {
@@ -85,7 +85,7 @@ impl BindError {
 
 /// A listening socket.
 #[derive(Debug)]
-pub enum Listener {
+pub enum WorkbenchListener {
     /// A file, which goes with it.
     Unix(PrivateSocket),
     /// A socket that somebody else has opened.
@@ -94,19 +94,20 @@ pub enum Listener {
     Tcp(TcpListener),
 }
 
-impl Listener {
+impl WorkbenchListener {
     /// Binds a Unix socket with this mode, in the place of one that nobody listens on. Its
     /// directory is made if it is not there.
-    pub async fn unix(path: &Path, mode: u32) -> Result<Self, BindError> {
+    pub async fn unix(path: &Path, mode: u32) -> Result<Self, WorkbenchBindError> {
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(|source| BindError::create(path, source))?;
+            std::fs::create_dir_all(directory)
+                .map_err(|source| WorkbenchBindError::create(path, source))?;
         }
         let bound = PrivateSocket::bind(path, mode).await;
         let bound = bound.map_err(|error| match error {
-            listen::BindError::Io { path, source } => BindError::create(&path, source),
-            other => BindError::Unix(other),
+            listen::BindError::Io { path, source } => WorkbenchBindError::create(&path, source),
+            other => WorkbenchBindError::Unix(other),
         })?;
-        Ok(Listener::Unix(bound))
+        Ok(WorkbenchListener::Unix(bound))
     }
 
     /// The listening Unix socket that this process has as its standard input.
@@ -116,24 +117,28 @@ impl Listener {
         listener.set_nonblocking(true)?;
         // A file has no address.
         listener.local_addr()?;
-        Ok(Listener::Inherited(UnixListener::from_std(listener)?))
+        Ok(WorkbenchListener::Inherited(UnixListener::from_std(
+            listener,
+        )?))
     }
 
     /// Binds a TCP port.
-    pub async fn tcp(host: &str, port: u16) -> Result<Self, BindError> {
+    pub async fn tcp(host: &str, port: u16) -> Result<Self, WorkbenchBindError> {
         let bound = TcpListener::bind((host, port)).await;
-        bound.map(Listener::Tcp).map_err(|source| BindError::Tcp {
-            address: format!("{host}:{port}"),
-            source,
-        })
+        bound
+            .map(WorkbenchListener::Tcp)
+            .map_err(|source| WorkbenchBindError::Tcp {
+                address: format!("{host}:{port}"),
+                source,
+            })
     }
 
     /// Where it listens, for people.
     pub fn address(&self) -> String {
         match self {
-            Listener::Unix(socket) => format!("unix:{}", socket.path().display()),
-            Listener::Inherited(_) => "unix:".to_owned(),
-            Listener::Tcp(listener) => {
+            WorkbenchListener::Unix(socket) => format!("unix:{}", socket.path().display()),
+            WorkbenchListener::Inherited(_) => "unix:".to_owned(),
+            WorkbenchListener::Tcp(listener) => {
                 let address = listener.local_addr();
                 address.map_or_else(
                     |error| error.to_string(),
@@ -144,25 +149,31 @@ impl Listener {
     }
 }
 
-impl Accept for Listener {
+impl Accept for WorkbenchListener {
     type Stream = Either<UnixStream, TcpStream>;
 
     async fn accept(&self) -> io::Result<Self::Stream> {
         match self {
-            Listener::Unix(socket) => Accept::accept(socket).await.map(Either::Left),
-            Listener::Inherited(listener) => Accept::accept(listener).await.map(Either::Left),
-            Listener::Tcp(listener) => Accept::accept(listener).await.map(Either::Right),
+            WorkbenchListener::Unix(socket) => Accept::accept(socket).await.map(Either::Left),
+            WorkbenchListener::Inherited(listener) => {
+                Accept::accept(listener).await.map(Either::Left)
+            }
+            WorkbenchListener::Tcp(listener) => Accept::accept(listener).await.map(Either::Right),
         }
     }
 }
 
 /// Serves until `stop`: requests in flight have a moment to finish, commands are ended by the
 /// leash's own token.
-pub async fn serve(listener: Listener, door: Arc<Door>, stop: CancellationToken) {
+pub async fn serve(
+    listener: WorkbenchListener,
+    service: Arc<WorkbenchService>,
+    stop: CancellationToken,
+) {
     let begin = |stream| {
-        let (door, stop) = (Arc::clone(&door), stop.clone());
+        let (service, stop) = (Arc::clone(&service), stop.clone());
         Some(async move {
-            let service = service_fn(|request| door.answer(request));
+            let service = service_fn(|request| service.respond_to(request));
             listen::http1(stream, service, &stop, None).await;
         })
     };

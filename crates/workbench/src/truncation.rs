@@ -64,14 +64,14 @@ impl Default for Bounds {
 
 /// A text of which only the beginning need be kept to cut its head.
 #[derive(Debug)]
-pub(crate) struct Beginning {
+pub(crate) struct TextHead {
     /// All of it, or more bytes than the bounds allow.
     pub(crate) kept: Vec<u8>,
     pub(crate) total_lines: u64,
     pub(crate) total_bytes: u64,
 }
 
-impl Beginning {
+impl TextHead {
     /// A whole text.
     pub(crate) fn whole(text: String) -> Self {
         let total_lines = 1 + count_lines(text.as_bytes());
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn head(text: &str, lines: u64, bytes: u64) -> Truncation {
-        Beginning::whole(text.to_owned()).head(Bounds { lines, bytes })
+        TextHead::whole(text.to_owned()).head(Bounds { lines, bytes })
     }
 
     #[test]
@@ -257,12 +257,12 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_count_as_what_they_become() {
         let kept = b"a\n\xff\xff".to_vec();
-        let beginning = Beginning {
+        let head = TextHead {
             total_lines: 2,
             total_bytes: 4,
             kept,
         };
-        let cut = beginning.head(Bounds { lines: 9, bytes: 5 });
+        let cut = head.head(Bounds { lines: 9, bytes: 5 });
         assert_eq!((cut.content.as_str(), cut.total_bytes), ("a", 8));
     }
 

@@ -10,7 +10,7 @@ use testkit::port::Port;
 use testkit::wait;
 
 use super::{Net, QUERIES, SHARED, name_outcome};
-use crate::traffic_fixture::{ask, get};
+use crate::traffic_fixture::{exchange, get};
 
 /// The container whose registration expires.
 const ID: &str = "short";
@@ -153,11 +153,11 @@ fn kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
     let absolute = "GET http://open.example/ HTTP/1.1\r\nHost: open.example\r\n\r\n";
     let stream = connect();
     corpus.case("kept connection, absolute form: before", || {
-        outcome(&ask(&stream, absolute))
+        outcome(&exchange(&stream, absolute))
     });
     net.await_expiry();
     corpus.case("kept connection, absolute form: after", || {
-        net.send_and_await_removal(|| outcome(&ask(&stream, absolute)))
+        net.send_and_await_removal(|| outcome(&exchange(&stream, absolute)))
     });
 
     let stream = connect();
@@ -169,11 +169,11 @@ fn kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
     });
     let mut tls = inside::tls(stream, Some("open.example"), &["http/1.1"]);
     corpus.case("kept connection, tunnel: before", || {
-        outcome(&ask(&mut tls, get("open.example", "/")))
+        outcome(&exchange(&mut tls, get("open.example", "/")))
     });
     net.await_expiry();
     corpus.case("kept connection, tunnel: after", || {
-        net.send_and_await_removal(|| outcome(&ask(&mut tls, get("open.example", "/"))))
+        net.send_and_await_removal(|| outcome(&exchange(&mut tls, get("open.example", "/"))))
     });
 }
 

@@ -33,7 +33,7 @@ impl Names {
         Self { address, asked }
     }
 
-    fn asked(&self) -> Vec<String> {
+    fn queries(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
 

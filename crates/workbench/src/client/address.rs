@@ -15,14 +15,14 @@ use tokio::net::{TcpStream, UnixStream};
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// A connection.
-pub trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
+pub trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
 /// A way to connect that is neither a path nor a port.
 #[async_trait]
 pub trait Dial: Send + Sync + std::fmt::Debug {
     /// Connects. What fails here has reached nobody.
-    async fn dial(&self) -> io::Result<Box<dyn Line>>;
+    async fn dial(&self) -> io::Result<Box<dyn ClientStream>>;
 
     /// What it is called in messages.
     fn address(&self) -> String;
@@ -30,38 +30,38 @@ pub trait Dial: Send + Sync + std::fmt::Debug {
 
 /// Where a workbench is.
 #[derive(Clone, Debug)]
-pub enum Address {
+pub enum WorkbenchAddress {
     /// At a Unix socket.
     Unix(PathBuf),
     /// At a TCP port.
     Tcp(String, u16),
     /// Somewhere that the caller knows how to reach.
-    Way(Arc<dyn Dial>),
+    Dialer(Arc<dyn Dial>),
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for WorkbenchAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-            Address::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Address::Way(way) => f.write_str(&way.address()),
+            WorkbenchAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            WorkbenchAddress::Tcp(host, port) => write!(f, "{host}:{port}"),
+            WorkbenchAddress::Dialer(dialer) => f.write_str(&dialer.address()),
         }
     }
 }
 
-impl Address {
+impl WorkbenchAddress {
     /// Connects.
-    pub(super) async fn connect(&self) -> io::Result<Box<dyn Line>> {
+    pub(super) async fn connect(&self) -> io::Result<Box<dyn ClientStream>> {
         Ok(match self {
-            Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp(host, port) => {
+            WorkbenchAddress::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            WorkbenchAddress::Tcp(host, port) => {
                 let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
                 let connecting = TcpStream::connect((address, *port));
                 let stream = tokio::time::timeout(CONNECT, connecting).await??;
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
-            Address::Way(way) => way.dial().await?,
+            WorkbenchAddress::Dialer(dialer) => dialer.dial().await?,
         })
     }
 }

@@ -17,20 +17,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ToolError;
 use crate::request::{BashRequest, DEFAULT_TIMEOUT};
-use crate::root::Root;
+use crate::root::WorkspaceRoot;
 use crate::truncation::{Tail, Truncation};
 
 /// What is read from a command at once.
-const CHUNK: usize = 32 * 1024;
+const READ_SIZE: usize = 32 * 1024;
 
 /// Chunks that wait for a slow client, per command. When they are full the command waits.
-const WAITING: usize = 4;
+const MAX_QUEUED_CHUNKS: usize = 4;
 
 /// What is still read when a command has ended but something it left behind goes on talking.
-const AFTERWARDS: usize = 1 << 20;
+const MAX_AFTER_EXIT: usize = 1 << 20;
 
 /// The longest time-out.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The variable with the server's secret, which no command gets to see.
 pub const TOKEN_VARIABLE: &str = "SIDECAR_AUTH_TOKEN";
@@ -38,9 +38,9 @@ pub const TOKEN_VARIABLE: &str = "SIDECAR_AUTH_TOKEN";
 /// The program that holds commands, with the arguments that make it do so; see
 /// `palisade __leash`.
 #[derive(Clone, Debug)]
-pub struct Leash {
+pub struct GuardProgram {
     /// The program and its first arguments.
-    pub words: Vec<OsString>,
+    pub argv: Vec<OsString>,
     /// When everything it holds is to end.
     pub stop: CancellationToken,
 }
@@ -48,7 +48,7 @@ pub struct Leash {
 /// Which way it came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stream {
+pub enum CommandStream {
     /// Output.
     Stdout,
     /// Error output.
@@ -57,7 +57,7 @@ pub enum Stream {
 
 /// What a command said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum OutputChunk {
     /// Text; a character is never parted.
     Text(String),
     /// What is no text.
@@ -66,9 +66,9 @@ pub enum Said {
 
 /// What happens to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum CommandEvent {
     /// It said something.
-    Output(Stream, Said),
+    Output(CommandStream, OutputChunk),
     /// It has ended.
     Done {
         /// With this code; -1 when it was killed.
@@ -82,8 +82,8 @@ pub enum Event {
 
 /// A command that runs. Dropping this ends it, with everything it started.
 #[derive(Debug)]
-pub struct Running {
-    events: mpsc::Receiver<Event>,
+pub struct RunningCommand {
+    events: mpsc::Receiver<CommandEvent>,
 }
 
 /// What came of a command: the end of what it said.
@@ -108,9 +108,9 @@ pub struct BashResult {
     pub truncation: Option<Truncation>,
 }
 
-impl Running {
+impl RunningCommand {
     /// What happens next; nothing after it has ended.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<CommandEvent> {
         self.events.recv().await
     }
 
@@ -118,21 +118,21 @@ impl Running {
     pub fn poll_next(
         &mut self,
         context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Event>> {
+    ) -> std::task::Poll<Option<CommandEvent>> {
         self.events.poll_recv(context)
     }
 
     /// Waits for the end, and keeps the last of what was said.
     pub async fn finish(mut self) -> Result<BashResult, ToolError> {
-        let mut collected = Collected::default();
+        let mut collected = OutputTail::default();
         while let Some(event) = self.next().await {
             match event {
-                Event::Output(stream, said) => collected.push(stream, &said),
-                Event::Done {
+                CommandEvent::Output(stream, chunk) => collected.push(stream, &chunk),
+                CommandEvent::Done {
                     exit_code,
                     timed_out,
                 } => return Ok(collected.result(exit_code, timed_out)),
-                Event::Failed(why) => return Err(ToolError::Start(why)),
+                CommandEvent::Failed(why) => return Err(ToolError::Start(why)),
             }
         }
         Err(ToolError::Internal)
@@ -141,21 +141,21 @@ impl Running {
 
 /// Starts the command of a request.
 pub(super) fn start(
-    root: &Root,
-    leash: &Leash,
+    root: &WorkspaceRoot,
+    guard: &GuardProgram,
     request: &BashRequest,
-) -> Result<Running, ToolError> {
+) -> Result<RunningCommand, ToolError> {
     let seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
     let timeout = Duration::try_from_secs_f64(seconds)
-        .unwrap_or(LONGEST)
-        .min(LONGEST);
+        .unwrap_or(MAX_TIMEOUT)
+        .min(MAX_TIMEOUT);
     let failed = |error: io::Error| ToolError::Start(error.to_string());
-    let mut words = leash.words.iter();
-    let program = words
+    let mut args = guard.argv.iter();
+    let program = args
         .next()
         .ok_or_else(|| ToolError::Start("there is no leash".to_owned()))?;
     let mut child = Command::new(program)
-        .args(words)
+        .args(args)
         .args(["--parent", &std::process::id().to_string()])
         .args(["--leave-rest", "--", shell(), "-c"])
         .arg(&request.command)
@@ -167,24 +167,24 @@ pub(super) fn start(
         .spawn()
         .map_err(failed)?;
     let ends = child.stdout.take().zip(child.stderr.take());
-    let (output, errors) = ends.ok_or_else(|| ToolError::Start("it has no output".to_owned()))?;
+    let (output, stderr) = ends.ok_or_else(|| ToolError::Start("it has no output".to_owned()))?;
     let output = output
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
-    let errors = errors
+    let stderr = stderr
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
-    let (output, errors) = (output.map_err(failed)?, errors.map_err(failed)?);
-    let (sender, events) = mpsc::channel(WAITING);
-    let held = Held {
+    let (output, stderr) = (output.map_err(failed)?, stderr.map_err(failed)?);
+    let (sender, events) = mpsc::channel(MAX_QUEUED_CHUNKS);
+    let task = CommandTask {
         child,
         output,
-        errors,
+        stderr,
         timeout,
-        stop: leash.stop.clone(),
+        stop: guard.stop.clone(),
     };
-    tokio::spawn(held.see_through(sender));
-    Ok(Running { events })
+    tokio::spawn(task.supervise(sender));
+    Ok(RunningCommand { events })
 }
 
 /// The shell people expect, where there is one.
@@ -196,48 +196,48 @@ fn shell() -> &'static str {
 }
 
 /// A command and what is known about its end.
-struct Held {
+struct CommandTask {
     child: Child,
     output: pipe::Receiver,
-    errors: pipe::Receiver,
+    stderr: pipe::Receiver,
     timeout: Duration,
     stop: CancellationToken,
 }
 
 /// Why it ended.
-enum Reason {
-    Itself(io::Result<ExitStatus>),
+enum EndReason {
+    Exited(io::Result<ExitStatus>),
     TimedOut,
-    HungUp,
+    ClientGone,
     Stopped,
 }
 
-impl Held {
+impl CommandTask {
     /// From the start to the end; nothing it started is left when this is over, unless it
     /// ended by itself.
-    async fn see_through(mut self, to: mpsc::Sender<Event>) {
+    async fn supervise(mut self, to: mpsc::Sender<CommandEvent>) {
         let ended = CancellationToken::new();
         let relays = [
             tokio::spawn(relay(
                 self.output,
-                Stream::Stdout,
+                CommandStream::Stdout,
                 to.clone(),
                 ended.clone(),
             )),
             tokio::spawn(relay(
-                self.errors,
-                Stream::Stderr,
+                self.stderr,
+                CommandStream::Stderr,
                 to.clone(),
                 ended.clone(),
             )),
         ];
         let reason = tokio::select! {
-            status = self.child.wait() => Reason::Itself(status),
-            () = tokio::time::sleep(self.timeout) => Reason::TimedOut,
-            () = to.closed() => Reason::HungUp,
-            () = self.stop.cancelled() => Reason::Stopped,
+            status = self.child.wait() => EndReason::Exited(status),
+            () = tokio::time::sleep(self.timeout) => EndReason::TimedOut,
+            () = to.closed() => EndReason::ClientGone,
+            () = self.stop.cancelled() => EndReason::Stopped,
         };
-        if !matches!(reason, Reason::Itself(_)) {
+        if !matches!(reason, EndReason::Exited(_)) {
             end(&mut self.child).await;
         }
         ended.cancel();
@@ -245,17 +245,17 @@ impl Held {
             let _ = relay.await;
         }
         let last = match reason {
-            Reason::Itself(Ok(status)) => Event::Done {
+            EndReason::Exited(Ok(status)) => CommandEvent::Done {
                 exit_code: status.code().unwrap_or(-1),
                 timed_out: false,
             },
-            Reason::Itself(Err(error)) => Event::Failed(error.to_string()),
-            Reason::TimedOut => Event::Done {
+            EndReason::Exited(Err(error)) => CommandEvent::Failed(error.to_string()),
+            EndReason::TimedOut => CommandEvent::Done {
                 exit_code: -1,
                 timed_out: true,
             },
-            Reason::HungUp => return,
-            Reason::Stopped => Event::Failed("the workbench was stopped".to_owned()),
+            EndReason::ClientGone => return,
+            EndReason::Stopped => CommandEvent::Failed("the workbench was stopped".to_owned()),
         };
         let _ = to.send(last).await;
     }
@@ -275,16 +275,16 @@ async fn end(child: &mut Child) {
 /// is there.
 async fn relay(
     from: pipe::Receiver,
-    stream: Stream,
-    to: mpsc::Sender<Event>,
+    stream: CommandStream,
+    to: mpsc::Sender<CommandEvent>,
     ended: CancellationToken,
 ) {
-    let mut buffer = vec![0; CHUNK];
-    let mut text = Text::default();
-    let mut left = AFTERWARDS;
+    let mut buffer = vec![0; READ_SIZE];
+    let mut text = Utf8Splitter::default();
+    let mut left = MAX_AFTER_EXIT;
     while left > 0 {
-        let over = ended.is_cancelled();
-        if !over {
+        let exited = ended.is_cancelled();
+        if !exited {
             tokio::select! {
                 ready = from.readable() => if ready.is_err() { break },
                 () = ended.cancelled() => continue,
@@ -293,37 +293,37 @@ async fn relay(
         let length = match from.try_read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !over => continue,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !exited => continue,
             Err(_) => break,
         };
-        if over {
+        if exited {
             left = left.saturating_sub(length);
         }
-        let said = text.take(buffer.get(..length).unwrap_or_default());
-        if let Some(said) = said
-            && to.send(Event::Output(stream, said)).await.is_err()
+        let chunk = text.take(buffer.get(..length).unwrap_or_default());
+        if let Some(chunk) = chunk
+            && to.send(CommandEvent::Output(stream, chunk)).await.is_err()
         {
             return;
         }
     }
-    if let Some(said) = text.rest() {
-        let _ = to.send(Event::Output(stream, said)).await;
+    if let Some(chunk) = text.rest() {
+        let _ = to.send(CommandEvent::Output(stream, chunk)).await;
     }
 }
 
 /// Bytes that become text where they are text.
 #[derive(Debug, Default)]
-struct Text {
+struct Utf8Splitter {
     /// The beginning of a character whose end has not come.
     begun: Vec<u8>,
 }
 
-impl Text {
-    fn take(&mut self, bytes: &[u8]) -> Option<Said> {
+impl Utf8Splitter {
+    fn take(&mut self, bytes: &[u8]) -> Option<OutputChunk> {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
         match String::from_utf8(all) {
-            Ok(text) => (!text.is_empty()).then_some(Said::Text(text)),
+            Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
             Err(error) => {
                 let (valid, is_begun) = {
                     let error = error.utf8_error();
@@ -331,41 +331,41 @@ impl Text {
                 };
                 let mut all = error.into_bytes();
                 if !is_begun {
-                    return Some(Said::Bytes(all));
+                    return Some(OutputChunk::Bytes(all));
                 }
                 self.begun = all.split_off(valid);
                 match String::from_utf8(all) {
-                    Ok(text) => (!text.is_empty()).then_some(Said::Text(text)),
-                    Err(error) => Some(Said::Bytes(error.into_bytes())),
+                    Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
+                    Err(error) => Some(OutputChunk::Bytes(error.into_bytes())),
                 }
             }
         }
     }
 
-    fn rest(self) -> Option<Said> {
-        (!self.begun.is_empty()).then_some(Said::Bytes(self.begun))
+    fn rest(self) -> Option<OutputChunk> {
+        (!self.begun.is_empty()).then_some(OutputChunk::Bytes(self.begun))
     }
 }
 
 /// The last of what a command wrote: all of it in its order, and each stream by itself.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct OutputTail {
     output: Tail,
     stdout: Tail,
     stderr: Tail,
 }
 
-impl Collected {
+impl OutputTail {
     /// Adds to it.
-    pub(crate) fn push(&mut self, stream: Stream, said: &Said) {
-        let text = match said {
-            Said::Text(text) => Cow::Borrowed(text.as_str()),
-            Said::Bytes(bytes) => String::from_utf8_lossy(bytes),
+    pub(crate) fn push(&mut self, stream: CommandStream, chunk: &OutputChunk) {
+        let text = match chunk {
+            OutputChunk::Text(text) => Cow::Borrowed(text.as_str()),
+            OutputChunk::Bytes(bytes) => String::from_utf8_lossy(bytes),
         };
         self.output.push(&text);
         match stream {
-            Stream::Stdout => self.stdout.push(&text),
-            Stream::Stderr => self.stderr.push(&text),
+            CommandStream::Stdout => self.stdout.push(&text),
+            CommandStream::Stderr => self.stderr.push(&text),
         }
     }
 
@@ -390,17 +390,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pass(chunks: &[Vec<u8>]) -> Vec<Said> {
-        let mut text = Text::default();
-        let mut said: Vec<Said> = chunks.iter().filter_map(|chunk| text.take(chunk)).collect();
-        said.extend(text.rest());
-        said
+    fn pass(chunks: &[Vec<u8>]) -> Vec<OutputChunk> {
+        let mut text = Utf8Splitter::default();
+        let mut chunk: Vec<OutputChunk> =
+            chunks.iter().filter_map(|chunk| text.take(chunk)).collect();
+        chunk.extend(text.rest());
+        chunk
     }
 
     #[test]
     fn a_character_is_never_parted() {
         let chunks: Vec<Vec<u8>> = "aä€😀".bytes().map(|byte| vec![byte]).collect();
-        let texts = ["a", "ä", "€", "😀"].map(|text| Said::Text(text.to_owned()));
+        let texts = ["a", "ä", "€", "😀"].map(|text| OutputChunk::Text(text.to_owned()));
         assert_eq!(pass(&chunks), texts);
     }
 
@@ -409,9 +410,9 @@ mod tests {
         assert_eq!(
             pass(&[b"a".to_vec(), b"b\xffc".to_vec(), b"\xe2\x82".to_vec()]),
             [
-                Said::Text("a".to_owned()),
-                Said::Bytes(b"b\xffc".to_vec()),
-                Said::Bytes(b"\xe2\x82".to_vec())
+                OutputChunk::Text("a".to_owned()),
+                OutputChunk::Bytes(b"b\xffc".to_vec()),
+                OutputChunk::Bytes(b"\xe2\x82".to_vec())
             ]
         );
     }
@@ -423,9 +424,9 @@ mod tests {
         ) {
             let out: Vec<u8> = pass(&chunks)
                 .into_iter()
-                .flat_map(|said| match said {
-                    Said::Text(text) => text.into_bytes(),
-                    Said::Bytes(bytes) => bytes,
+                .flat_map(|chunk| match chunk {
+                    OutputChunk::Text(text) => text.into_bytes(),
+                    OutputChunk::Bytes(bytes) => bytes,
                 })
                 .collect();
             prop_assert_eq!(out, chunks.concat());

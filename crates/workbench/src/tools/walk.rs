@@ -18,14 +18,14 @@ use nix::dir::{Dir, Type};
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{SFlag, fstat, fstatat};
 
-use super::Over;
+use super::Cancelled;
 use crate::root::{kind, open_name, open_plain};
 
 /// More threads than that wait for each other.
-const MOST_THREADS: usize = 12;
+const MAX_THREADS: usize = 12;
 
 /// What is read of a file of patterns.
-const LONGEST_PATTERNS: u64 = 1 << 20;
+const MAX_PATTERN_FILE: u64 = 1 << 20;
 
 /// A walk: from where, and what of.
 pub(super) struct Walk<'a> {
@@ -36,11 +36,11 @@ pub(super) struct Walk<'a> {
     /// Files that are wanted although they are ignored, or not wanted.
     pub(super) overrides: Override,
     /// Whether it is in vain to go on.
-    pub(super) over: &'a Over,
+    pub(super) cancelled: &'a Cancelled,
 }
 
 /// A file that was found.
-pub(super) struct Found<'a> {
+pub(super) struct FoundFile<'a> {
     /// The directory it is in.
     pub(super) directory: &'a OwnedFd,
     /// Its name there.
@@ -53,21 +53,21 @@ pub(super) struct Found<'a> {
 
 /// Whether a visitor wants more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    GoOn,
+pub(super) enum WalkControl {
+    Continue,
     Stop,
 }
 
 impl Walk<'_> {
     /// Shows every file to a visitor; `make` makes one per thread.
-    pub(super) fn run<V: FnMut(Found<'_>) -> Next>(&self, make: impl Fn() -> V + Sync) {
+    pub(super) fn run<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, make: impl Fn() -> V + Sync) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let line = Line::new(self.first());
+        let queue = WorkQueue::new(self.first());
         std::thread::scope(|scope| {
-            for _ in 1..threads.min(MOST_THREADS) {
-                scope.spawn(|| self.work(&line, make()));
+            for _ in 1..threads.min(MAX_THREADS) {
+                scope.spawn(|| self.work(&queue, make()));
             }
-            self.work(&line, make());
+            self.work(&queue, make());
         });
     }
 
@@ -86,27 +86,27 @@ impl Walk<'_> {
         }
     }
 
-    fn work<V: FnMut(Found<'_>) -> Next>(&self, line: &Line, mut visit: V) {
-        while let Some(task) = line.next() {
+    fn work<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, queue: &WorkQueue, mut visit: V) {
+        while let Some(task) = queue.next() {
             let mut below = Vec::new();
-            let next = if self.over.is_over() {
-                Next::Stop
+            let next = if self.cancelled.is_cancelled() {
+                WalkControl::Stop
             } else {
                 self.list(&task, &mut below, &mut visit)
             };
-            line.done(below, next);
+            queue.done(below, next);
         }
     }
 
-    fn list<V: FnMut(Found<'_>) -> Next>(
+    fn list<V: FnMut(FoundFile<'_>) -> WalkControl>(
         &self,
         task: &Task,
         below: &mut Vec<Task>,
         visit: &mut V,
-    ) -> Next {
+    ) -> WalkControl {
         // One that went meanwhile, or may not be read, has nothing to show.
         let Ok(directory) = open_directory(self.base, &task.path) else {
-            return Next::GoOn;
+            return WalkControl::Continue;
         };
         let rules = Rules::of(&directory, &task.path, task.rules.clone());
         let Ok(mut listing) = directory
@@ -114,7 +114,7 @@ impl Walk<'_> {
             .map_err(|_| nix::errno::Errno::EMFILE)
             .and_then(Dir::from_fd)
         else {
-            return Next::GoOn;
+            return WalkControl::Continue;
         };
         for entry in listing.iter() {
             let Ok(entry) = entry else { break };
@@ -124,11 +124,11 @@ impl Walk<'_> {
             }
             let found = entry
                 .file_type()
-                .or_else(|| look(&directory, name))
+                .or_else(|| stat_type(&directory, name))
                 .unwrap_or(Type::File);
             let is_directory = found == Type::Directory;
             let path = task.path.join(name);
-            if self.is_left_out(&path, is_directory, rules.as_deref()) {
+            if self.is_ignored(&path, is_directory, rules.as_deref()) {
                 continue;
             }
             if is_directory {
@@ -138,21 +138,21 @@ impl Walk<'_> {
                 });
                 continue;
             }
-            let found = Found {
+            let found = FoundFile {
                 directory: &directory,
                 name,
                 path: &path,
                 is_file: found == Type::File,
             };
-            if visit(found) == Next::Stop {
-                return Next::Stop;
+            if visit(found) == WalkControl::Stop {
+                return WalkControl::Stop;
             }
         }
-        Next::GoOn
+        WalkControl::Continue
     }
 
     /// A glob that was asked for has the first word, then the closest .gitignore.
-    fn is_left_out(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
+    fn is_ignored(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
         match self.overrides.matched(path, is_directory) {
             Match::Ignore(_) => return true,
             Match::Whitelist(_) => return false,
@@ -175,7 +175,7 @@ fn open_directory(base: &OwnedFd, path: &Path) -> nix::Result<OwnedFd> {
 }
 
 /// For file systems that do not say in a listing.
-fn look(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
+fn stat_type(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
     let data = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
     Some(match kind(&data) {
         SFlag::S_IFREG => Type::File,
@@ -214,7 +214,7 @@ impl Rules {
         }
         let mut bytes = Vec::new();
         let file = std::fs::File::from(file);
-        if file.take(LONGEST_PATTERNS).read_to_end(&mut bytes).is_err() {
+        if file.take(MAX_PATTERN_FILE).read_to_end(&mut bytes).is_err() {
             return above;
         }
         let text = String::from_utf8_lossy(&bytes);
@@ -238,7 +238,7 @@ struct Task {
 }
 
 /// Directories that wait, and those who work on them.
-struct Line {
+struct WorkQueue {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -249,7 +249,7 @@ struct State {
     stopped: bool,
 }
 
-impl Line {
+impl WorkQueue {
     fn new(first: Task) -> Self {
         Self {
             state: Mutex::new(State {
@@ -283,11 +283,11 @@ impl Line {
         }
     }
 
-    fn done(&self, below: Vec<Task>, next: Next) {
+    fn done(&self, below: Vec<Task>, next: WalkControl) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.busy -= 1;
         state.waiting.extend(below);
-        state.stopped |= next == Next::Stop;
+        state.stopped |= next == WalkControl::Stop;
         drop(state);
         self.changed.notify_all();
     }

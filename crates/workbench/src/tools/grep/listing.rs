@@ -5,13 +5,13 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use crate::request::{GrepDetails, GrepResult};
-use crate::truncation::{Beginning, Bounds, MAX_BYTES, as_u64};
+use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
 /// The most characters of a line.
-const LONGEST: usize = 500;
+const MAX_LINE_CHARS: usize = 500;
 
 /// Bytes of a line that are enough to show that many characters, and that there are more.
-pub(super) const LONGEST_SHOWN: usize = 4 * (LONGEST + 1) + 2;
+pub(super) const MAX_LINE_BYTES: usize = 4 * (MAX_LINE_CHARS + 1) + 2;
 
 /// The lines of one file.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Block {
     /// `path:12: line` for a match, `path-12- line` around it.
     pub(super) fn push(&mut self, path: &str, sign: char, number: u64, line: &[u8]) {
         let shown = line
-            .get(..line.len().min(LONGEST_SHOWN))
+            .get(..line.len().min(MAX_LINE_BYTES))
             .unwrap_or_default();
         let text = String::from_utf8_lossy(shown);
         let text = text.trim_end_matches(['\n', '\r']);
@@ -40,7 +40,7 @@ impl Block {
             self.text.push('\n');
         }
         let _ = write!(self.text, "{path}{sign}{number}{sign} ");
-        match text.char_indices().nth(LONGEST) {
+        match text.char_indices().nth(MAX_LINE_CHARS) {
             None => self.text.extend(text.chars().filter(|c| *c != '\r')),
             Some((end, _)) => {
                 let kept = text.get(..end).unwrap_or_default();
@@ -95,12 +95,12 @@ impl Listing {
             };
         }
         let blocks: Vec<String> = self.blocks.into_values().collect();
-        let beginning = Beginning {
+        let head = TextHead {
             kept: blocks.join("\n").into_bytes(),
             total_lines: self.lines,
             total_bytes: self.bytes,
         };
-        let cut = beginning.head(Bounds {
+        let cut = head.head(Bounds {
             lines: u64::from(u32::MAX),
             bytes: MAX_BYTES,
         });
@@ -117,7 +117,7 @@ impl Listing {
         }
         if self.cut {
             notes.push(format!(
-                "Some lines truncated to {LONGEST} chars. Use read tool to see full lines"
+                "Some lines truncated to {MAX_LINE_CHARS} chars. Use read tool to see full lines"
             ));
         }
         if !notes.is_empty() {

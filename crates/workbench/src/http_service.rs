@@ -23,37 +23,37 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::error::ToolError;
-use crate::request::{BashRequest, Fields, Read};
-use crate::tools::Tools;
-use crate::tools::bash::{Event, Running, Said};
+use crate::request::{BashRequest, Fields, FromFields};
+use crate::tools::WorkspaceTools;
+use crate::tools::bash::{CommandEvent, OutputChunk, RunningCommand};
 
 /// The largest body: a file to write, in JSON.
 const MAX_BODY: usize = 64 << 20;
 
 /// All bodies together, in KiB. Who comes after waits.
-const ALL_BODIES: usize = 192 << 10;
+const MAX_BODIES_KIB: usize = 192 << 10;
 
 /// How long a client may take to send one.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is logged of a session's name.
-const LONGEST_SESSION: usize = 64;
+const MAX_SESSION_LOGGED: usize = 64;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
-const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson; charset=utf-8");
+const NDJSON: HeaderValue = HeaderValue::from_static("application/x-ndjson; charset=utf-8");
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// Who may ask.
 #[derive(Clone, Default)]
-pub struct Guard {
+pub struct BearerAuth {
     /// What a client must show, if it shows anything.
     pub token: Option<String>,
     /// Whether it must show it.
     pub required: bool,
 }
 
-impl std::fmt::Debug for Guard {
+impl std::fmt::Debug for BearerAuth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guard")
             .field("token", &self.token.as_ref().map(|_| "…"))
@@ -62,9 +62,9 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-impl Guard {
+impl BearerAuth {
     /// A wrong word is refused even where none is needed: who shows one means to be known.
-    fn lets_in(&self, headers: &HeaderMap) -> bool {
+    fn accepts(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
             return !self.required;
         };
@@ -84,24 +84,24 @@ impl Guard {
 
 /// A workbench as its clients see it.
 #[derive(Debug)]
-pub struct Door {
-    tools: Tools,
-    guard: Guard,
+pub struct WorkbenchService {
+    tools: WorkspaceTools,
+    guard: BearerAuth,
     bodies: Arc<Semaphore>,
 }
 
-impl Door {
+impl WorkbenchService {
     /// The door to `tools`.
-    pub fn new(tools: Tools, guard: Guard) -> Self {
+    pub fn new(tools: WorkspaceTools, guard: BearerAuth) -> Self {
         Self {
             tools,
             guard,
-            bodies: Arc::new(Semaphore::new(ALL_BODIES)),
+            bodies: Arc::new(Semaphore::new(MAX_BODIES_KIB)),
         }
     }
 
     /// Answers one request.
-    pub(crate) async fn answer(
+    pub(crate) async fn respond_to(
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Infallible> {
@@ -116,7 +116,7 @@ impl Door {
     }
 
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Refusal> {
-        if !self.guard.lets_in(request.headers()) {
+        if !self.guard.accepts(request.headers()) {
             return Err(Refusal::Unauthorized);
         }
         // Only browsers send it, on behalf of a page that has no business here.
@@ -137,15 +137,33 @@ impl Door {
                 Ok(respond(StatusCode::OK, &health))
             }
             (POST, "/bash") => {
-                let asked: BashRequest = self.read(request).await?.1;
-                Ok(stream(tools.bash(&asked)?))
+                let tool_request: BashRequest = self.read(request).await?.1;
+                Ok(stream(tools.bash(&tool_request)?))
             }
-            (POST, "/read") => self.call(request, |asked| tools.read(asked)).await,
-            (POST, "/write") => self.call(request, |asked| tools.write(asked)).await,
-            (POST, "/edit") => self.call(request, |asked| tools.edit(asked)).await,
-            (POST, "/ls") => self.call(request, |asked| tools.ls(asked)).await,
-            (POST, "/find") => self.call(request, |asked| tools.find(asked)).await,
-            (POST, "/grep") => self.call(request, |asked| tools.grep(asked)).await,
+            (POST, "/read") => {
+                self.call(request, |tool_request| tools.read(tool_request))
+                    .await
+            }
+            (POST, "/write") => {
+                self.call(request, |tool_request| tools.write(tool_request))
+                    .await
+            }
+            (POST, "/edit") => {
+                self.call(request, |tool_request| tools.edit(tool_request))
+                    .await
+            }
+            (POST, "/ls") => {
+                self.call(request, |tool_request| tools.ls(tool_request))
+                    .await
+            }
+            (POST, "/find") => {
+                self.call(request, |tool_request| tools.find(tool_request))
+                    .await
+            }
+            (POST, "/grep") => {
+                self.call(request, |tool_request| tools.grep(tool_request))
+                    .await
+            }
             (POST, _) => Err(Refusal::NotFound),
             (_, path) => Err(Refusal::Method(if path == "/health" {
                 "GET"
@@ -155,29 +173,26 @@ impl Door {
         }
     }
 
-    async fn call<Asked: Read, Given: Serialize, Work>(
+    async fn call<Req: FromFields, Res: Serialize, Work>(
         &self,
         request: Request<Incoming>,
-        tool: impl FnOnce(Asked) -> Work,
+        tool: impl FnOnce(Req) -> Work,
     ) -> Result<Response<Body>, Refusal>
     where
-        Work: Future<Output = Result<Given, ToolError>>,
+        Work: Future<Output = Result<Res, ToolError>>,
     {
-        let (_room, asked) = self.read(request).await?;
-        let given = tool(asked).await?;
-        let answer = Answer {
-            ok: true,
-            result: given,
-        };
+        let (_memory_share, tool_request) = self.read(request).await?;
+        let result = tool(tool_request).await?;
+        let answer = SuccessBody { ok: true, result };
         Ok(respond(StatusCode::OK, &answer))
     }
 
     /// Reads a body, whole. Its share of the memory for bodies is given back with what is
     /// returned.
-    async fn read<Asked: Read>(
+    async fn read<Req: FromFields>(
         &self,
         request: Request<Incoming>,
-    ) -> Result<(impl Send + use<Asked>, Asked), Refusal> {
+    ) -> Result<(impl Send + use<Req>, Req), Refusal> {
         let (head, body) = request.into_parts();
         // A page in a browser could send any other type without being asked about it first.
         let is_json = head
@@ -198,7 +213,7 @@ impl Door {
         }
         let share = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
-        let room = bodies.acquire_many_owned(share).await;
+        let memory_share = bodies.acquire_many_owned(share).await;
         let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect())
             .await
             .map_err(|_| Refusal::TooSlow)?
@@ -219,15 +234,15 @@ impl Door {
             return Err(Refusal::NotJson);
         };
         if let Some(session) = fields.get("sessionId").and_then(Value::as_str) {
-            let session: String = session.chars().take(LONGEST_SESSION).collect();
+            let session: String = session.chars().take(MAX_SESSION_LOGGED).collect();
             tracing::info!(path = head.uri.path(), ?session, "workbench tool called");
         }
-        Ok((room, Asked::read(&Fields(&fields))?))
+        Ok((memory_share, Req::from_fields(&Fields(&fields))?))
     }
 }
 
 #[derive(Serialize)]
-struct Answer<T> {
+struct SuccessBody<T> {
     ok: bool,
     result: T,
 }
@@ -307,17 +322,17 @@ fn respond(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     response
 }
 
-fn stream(running: Running) -> Response<Body> {
-    let mut response = Response::new(Lines(running).boxed_unsync());
-    response.headers_mut().insert(CONTENT_TYPE, LINES);
+fn stream(running: RunningCommand) -> Response<Body> {
+    let mut response = Response::new(EventStream(running).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, NDJSON);
     response
 }
 
 /// A command as lines of JSON. When the client goes away this is dropped, and the command with
 /// it.
-struct Lines(Running);
+struct EventStream(RunningCommand);
 
-impl hyper::body::Body for Lines {
+impl hyper::body::Body for EventStream {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -332,26 +347,26 @@ impl hyper::body::Body for Lines {
 }
 
 /// One line of what a command does.
-fn line(event: &Event) -> io::Result<Bytes> {
+fn line(event: &CommandEvent) -> io::Result<Bytes> {
     let line = match event {
-        Event::Output(stream, Said::Text(text)) => Line::Delta {
+        CommandEvent::Output(stream, OutputChunk::Text(text)) => EventLine::Delta {
             data: text.into(),
             stream: *stream,
             base64: None,
         },
-        Event::Output(stream, Said::Bytes(bytes)) => Line::Delta {
+        CommandEvent::Output(stream, OutputChunk::Bytes(bytes)) => EventLine::Delta {
             data: String::from_utf8_lossy(bytes),
             stream: *stream,
             base64: Some(STANDARD.encode(bytes)),
         },
-        Event::Done {
+        CommandEvent::Done {
             exit_code,
             timed_out,
-        } => Line::Done {
+        } => EventLine::Done {
             exit_code: *exit_code,
             timed_out: *timed_out,
         },
-        Event::Failed(message) => Line::Error {
+        CommandEvent::Failed(message) => EventLine::Error {
             message: message.as_str(),
         },
     };
@@ -362,10 +377,10 @@ fn line(event: &Event) -> io::Result<Bytes> {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum Line<'a> {
+enum EventLine<'a> {
     Delta {
         data: std::borrow::Cow<'a, str>,
-        stream: crate::tools::bash::Stream,
+        stream: crate::tools::bash::CommandStream,
         /// The bytes themselves, where they are no text.
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,

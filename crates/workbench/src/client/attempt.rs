@@ -13,46 +13,51 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::address::{Address, obstacle};
-use super::{Client, ClientError};
+use super::address::{WorkbenchAddress, obstacle};
+use super::{WorkbenchClient, WorkbenchClientError};
 
 /// Between two looks whether it is there.
-const STEP: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long one look may take.
-const LOOK: Duration = Duration::from_secs(2);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Why an attempt failed.
-pub(super) enum Failed {
+pub(super) enum AttemptError {
     /// Nobody can have heard of it.
-    Unreached,
+    NotSent,
     /// Nobody can have heard of it, and it is in vain to try again.
     Closed(String),
     /// The socket cannot be used, and waiting does not help: the cause and the fix.
     Inaccessible(String),
     /// Somebody may have.
-    Perhaps(String),
+    MaybeSent(String),
 }
 
-impl Client {
+impl WorkbenchClient {
     /// Waits until it is there and well.
-    pub async fn wait_until_ready(&self) -> Result<(), ClientError> {
+    pub async fn wait_until_ready(&self) -> Result<(), WorkbenchClientError> {
         self.ready_by(Instant::now() + self.wait).await
     }
 
     /// Whether it is there and well now. Waits for nothing.
-    pub async fn health(&self) -> Result<(), ClientError> {
-        let timed_out = || ClientError::TimedOut(self.address.to_string());
-        let look = tokio::time::timeout(LOOK, self.attempt(Method::GET, "/health", Bytes::new()));
-        match look.await {
-            Err(_) | Ok(Err(Failed::Unreached | Failed::Perhaps(_))) => Err(timed_out()),
-            Ok(Err(Failed::Closed(reason))) => Err(self.closed(reason)),
-            Ok(Err(Failed::Inaccessible(reason))) => Err(self.inaccessible(reason)),
+    pub async fn health(&self) -> Result<(), WorkbenchClientError> {
+        let timed_out = || WorkbenchClientError::TimedOut(self.address.to_string());
+        let health_request = tokio::time::timeout(
+            HEALTH_TIMEOUT,
+            self.attempt(Method::GET, "/health", Bytes::new()),
+        );
+        match health_request.await {
+            Err(_) | Ok(Err(AttemptError::NotSent | AttemptError::MaybeSent(_))) => {
+                Err(timed_out())
+            }
+            Ok(Err(AttemptError::Closed(reason))) => Err(self.closed(reason)),
+            Ok(Err(AttemptError::Inaccessible(reason))) => Err(self.inaccessible(reason)),
             Ok(Ok(response)) if response.status() == StatusCode::UNAUTHORIZED => {
-                Err(ClientError::Unauthorized(self.address.to_string()))
+                Err(WorkbenchClientError::Unauthorized(self.address.to_string()))
             }
             Ok(Ok(response)) => {
-                let health: Health = tokio::time::timeout(LOOK, self.read(response))
+                let health: Health = tokio::time::timeout(HEALTH_TIMEOUT, self.read(response))
                     .await
                     .map_err(|_| timed_out())??;
                 health.ok.then_some(()).ok_or_else(timed_out)
@@ -60,15 +65,17 @@ impl Client {
         }
     }
 
-    pub(super) async fn ready_by(&self, deadline: Instant) -> Result<(), ClientError> {
+    pub(super) async fn ready_by(&self, deadline: Instant) -> Result<(), WorkbenchClientError> {
         loop {
             match self.health().await {
                 Ok(()) => {
                     self.ready.store(true, Ordering::Release);
                     return Ok(());
                 }
-                Err(ClientError::TimedOut(_)) if Instant::now() + STEP <= deadline => {
-                    tokio::time::sleep(STEP).await;
+                Err(WorkbenchClientError::TimedOut(_))
+                    if Instant::now() + POLL_INTERVAL <= deadline =>
+                {
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -76,15 +83,15 @@ impl Client {
     }
 
     /// What a connection that failed means.
-    async fn not_connected(&self, error: &io::Error) -> Failed {
+    async fn not_connected(&self, error: &io::Error) -> AttemptError {
         match &self.address {
-            Address::Unix(path) => match obstacle(path, error).await {
-                Some(reason) => Failed::Inaccessible(reason),
-                None => Failed::Unreached,
+            WorkbenchAddress::Unix(path) => match obstacle(path, error).await {
+                Some(reason) => AttemptError::Inaccessible(reason),
+                None => AttemptError::NotSent,
             },
-            Address::Tcp(..) => Failed::Unreached,
+            WorkbenchAddress::Tcp(..) => AttemptError::NotSent,
             // It is the caller's way, which knows better.
-            Address::Way(_) => Failed::Closed(error.to_string()),
+            WorkbenchAddress::Dialer(_) => AttemptError::Closed(error.to_string()),
         }
     }
 
@@ -94,16 +101,16 @@ impl Client {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Response<Incoming>, Failed> {
-        let line = match self.address.connect().await {
-            Ok(line) => line,
+    ) -> Result<Response<Incoming>, AttemptError> {
+        let stream = match self.address.connect().await {
+            Ok(stream) => stream,
             Err(error) => return Err(self.not_connected(&error).await),
         };
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(256 * 1024)
-            .handshake(TokioIo::new(line))
+            .handshake(TokioIo::new(stream))
             .await
-            .map_err(|_| Failed::Unreached)?;
+            .map_err(|_| AttemptError::NotSent)?;
         // Ends with the answer's body, or when that is dropped.
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -124,8 +131,8 @@ impl Client {
         let sent = sender.try_send_request(request).await;
         sent.map_err(|mut error| match error.take_message() {
             // Handed back: not a byte of it was written.
-            Some(_) => Failed::Unreached,
-            None => Failed::Perhaps(error.into_error().to_string()),
+            Some(_) => AttemptError::NotSent,
+            None => AttemptError::MaybeSent(error.into_error().to_string()),
         })
     }
 }
