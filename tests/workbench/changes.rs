@@ -78,7 +78,7 @@ fn two_servers_on_one_workspace_lose_no_edit_silently() {
             } else {
                 let said = answer["error"].as_str().unwrap();
                 let expected = said.starts_with("Could not find the exact text")
-                    || said.starts_with("f was changed by somebody else");
+                    || said.starts_with("f was changed by another program");
                 assert!(expected, "{said}");
                 told += 1;
             }

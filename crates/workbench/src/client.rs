@@ -1,16 +1,16 @@
-//! The client: connects to a workbench that somebody else runs, waits for it, and finds it again
-//! when it was away.
+//! Client of a workbench that runs in another process or container: waits until it is ready, and
+//! reconnects after it was restarted.
 //!
 //! ```text
-//!   unknown ── connects, /health says ok ──▶ ready ── a call ──▶ answer
-//!      ▲                                       │
-//!      └────────── cannot connect ─────────────┘
+//!   unknown ── connects, /health is ok ──▶ ready ── a call ──▶ response
+//!      ▲                                     │
+//!      └───────── cannot connect ────────────┘
 //! ```
 //!
-//! Each call has a connection of its own, so that it is always known whether it can have
-//! reached the server. One that cannot have is made again; one that may have is not, for it may
-//! have been carried out. What comes back was said by whatever runs in there: it is bounded,
-//! and read as nothing but data.
+//! Each call uses a new connection, so the client always knows whether the request can have
+//! reached the server. A request that cannot have reached the server is retried; one that may have
+//! is not, because the tool may have run. Responses come from an untrusted container: their size
+//! is limited, and they are parsed as data only.
 
 pub mod address;
 mod attempt;
@@ -40,76 +40,75 @@ use address::{WorkbenchAddress, ip_address};
 use attempt::AttemptError;
 use output::CommandOutput;
 
-/// The largest answer: a picture of 16 MiB, in base64.
+/// Limit of a response body: an image of 16 MiB in base64.
 const MAX_ANSWER: usize = 32 << 20;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkbenchClientError {
-    /// Nobody was there in time.
+    /// The workbench was not ready in time.
     #[error("Timed out waiting for coding sidecar at {0}")]
     TimedOut(String),
-    /// The way to it is closed.
+    /// The dialer of the caller failed, and a retry would not help.
     #[error("{address} cannot be reached: {reason}")]
     Closed {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the way there said.
+        /// The error of the dialer.
         reason: String,
     },
     /// The socket cannot be connected to, and waiting does not change that.
     #[error("cannot connect to {address}: {reason}")]
     Inaccessible {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why, and what to do.
+        /// The cause and the fix.
         reason: String,
     },
-    /// It does not know us.
+    /// The workbench rejected the token.
     #[error("the workbench at {0} does not accept our token; see sandbox.remote.auth")]
     Unauthorized(String),
-    /// A token is wanted, and there is none.
-    #[error("sandbox.remote.auth.required is true but there is no token")]
+    /// A token is required, and none is configured.
+    #[error(
+        "sandbox.remote.auth.required is true but no token is configured; set sandbox.remote.auth.token"
+    )]
     NoToken,
-    /// The address means nothing.
+    /// The host is neither an IP address nor localhost.
     #[error("'{0}' is neither an IP address nor localhost")]
     InvalidAddress(String),
-    /// The connection broke; whether the call was carried out is not known.
-    #[error(
-        "the connection to {address} broke, and whether the call was carried out is not known: \
-         {reason}"
-    )]
+    /// The connection was lost; the tool may or may not have run.
+    #[error("the connection to {address} was lost, and the tool may or may not have run: {reason}")]
     ConnectionLost {
-        /// Where.
+        /// The address.
         address: String,
-        /// How.
+        /// The error of the connection.
         reason: String,
     },
-    /// The tool said no.
+    /// The tool returned an error.
     #[error("{0}")]
     Refused(String),
-    /// What came back is none of the answers we know.
-    #[error("{address} does not answer as a workbench does: {reason}")]
+    /// The response is not one of a workbench.
+    #[error("invalid response from {address}: {reason}; check that a workbench listens there")]
     InvalidResponse {
-        /// Where.
+        /// The address.
         address: String,
-        /// What is strange.
+        /// What is invalid.
         reason: String,
     },
 }
 
-/// A workbench somewhere else.
+/// Client of one workbench.
 #[derive(Debug)]
 pub struct WorkbenchClient {
     address: WorkbenchAddress,
     wait: Duration,
     token: Option<HeaderValue>,
-    /// Whether it was well when we last asked, and was not away since.
+    /// Whether the last health check succeeded and no connection has failed since.
     ready: AtomicBool,
 }
 
 impl WorkbenchClient {
-    /// A client that waits so long for its workbench.
+    /// A client that waits at most `wait` for the workbench to become ready.
     pub fn new(
         address: WorkbenchAddress,
         wait: Duration,
@@ -159,12 +158,12 @@ impl WorkbenchClient {
         )
     }
 
-    /// Where it connects to.
+    /// The address of the workbench.
     pub fn address(&self) -> &WorkbenchAddress {
         &self.address
     }
 
-    /// Runs a command; what it says comes as it says it. Dropping what is returned ends it.
+    /// Runs a command and streams its output. Dropping the stream ends the command.
     pub async fn bash(&self, request: &BashRequest) -> Result<CommandOutput, WorkbenchClientError> {
         let response = self.post("/bash", request).await?;
         if response.status() != StatusCode::OK {
@@ -174,7 +173,7 @@ impl WorkbenchClient {
         Ok(CommandOutput::new(response.into_body(), address))
     }
 
-    /// Runs a command to its end, and keeps the last of what it said.
+    /// Runs a command to its end and returns the tail of its output.
     pub async fn run(&self, request: &BashRequest) -> Result<BashResult, WorkbenchClientError> {
         let mut output = self.bash(request).await?;
         let mut collected = OutputTail::default();
@@ -218,13 +217,13 @@ impl WorkbenchClient {
         self.call("/find", request).await
     }
 
-    /// Finds lines.
+    /// Searches lines.
     pub async fn grep(&self, request: &GrepRequest) -> Result<GrepResult, WorkbenchClientError> {
         self.call("/grep", request).await
     }
 
-    /// Calls a tool by its name, with whatever it is to be asked. Not bash, whose answer is
-    /// not one value.
+    /// Calls a tool by its name with a JSON request. bash is excluded, because its response is a
+    /// stream.
     pub async fn call_tool(
         &self,
         tool: &str,
@@ -246,14 +245,14 @@ impl WorkbenchClient {
         Ok(answer.result)
     }
 
-    /// Sends a request, again and again as long as nobody can have heard it.
+    /// Sends a request; retries until the deadline while no attempt can have reached the server.
     async fn post(
         &self,
         path: &str,
         request: &impl Serialize,
     ) -> Result<Response<Incoming>, WorkbenchClientError> {
         let body = serde_json::to_vec(&RequestBody {
-            // The original wants one.
+            // The original sidecar requires a session id.
             session_id: "palisade",
             request,
         });

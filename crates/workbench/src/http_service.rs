@@ -1,6 +1,6 @@
-//! The door: one request in, one tool called, one answer back.
+//! HTTP service of the workbench: authenticates a request and routes it to a tool.
 //!
-//! [`route`] is the whole list of what can be asked.
+//! [`WorkbenchService::route`] lists every route.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,16 +27,16 @@ use crate::request::{BashRequest, Fields, FromFields};
 use crate::tools::WorkspaceTools;
 use crate::tools::bash::{CommandEvent, OutputChunk, RunningCommand};
 
-/// The largest body: a file to write, in JSON.
+/// Limit of a request body: a file to write, in JSON.
 const MAX_BODY: usize = 64 << 20;
 
-/// All bodies together, in KiB. Who comes after waits.
+/// Limit of all request bodies together, in KiB. Further requests wait.
 const MAX_BODIES_KIB: usize = 192 << 10;
 
-/// How long a client may take to send one.
+/// Timeout of reading a request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is logged of a session's name.
+/// Logged characters of a session id.
 const MAX_SESSION_LOGGED: usize = 64;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
@@ -44,12 +44,12 @@ const NDJSON: HeaderValue = HeaderValue::from_static("application/x-ndjson; char
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Who may ask.
+/// Authentication by bearer token.
 #[derive(Clone, Default)]
 pub struct BearerAuth {
-    /// What a client must show, if it shows anything.
+    /// The token; a request with another token is rejected.
     pub token: Option<String>,
-    /// Whether it must show it.
+    /// Whether a request without a token is rejected.
     pub required: bool,
 }
 
@@ -63,7 +63,7 @@ impl std::fmt::Debug for BearerAuth {
 }
 
 impl BearerAuth {
-    /// A wrong word is refused even where none is needed: who shows one means to be known.
+    /// A wrong token is rejected even if none is required: the client expects to be authenticated.
     fn accepts(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
             return !self.required;
@@ -82,7 +82,7 @@ impl BearerAuth {
     }
 }
 
-/// A workbench as its clients see it.
+/// The tools of one workspace as an HTTP service.
 #[derive(Debug)]
 pub struct WorkbenchService {
     tools: WorkspaceTools,
@@ -91,7 +91,7 @@ pub struct WorkbenchService {
 }
 
 impl WorkbenchService {
-    /// The door to `tools`.
+    /// A service for `tools`.
     pub fn new(tools: WorkspaceTools, guard: BearerAuth) -> Self {
         Self {
             tools,
@@ -100,7 +100,7 @@ impl WorkbenchService {
         }
     }
 
-    /// Answers one request.
+    /// Handles one request.
     pub(crate) async fn respond_to(
         &self,
         request: Request<Incoming>,
@@ -119,7 +119,7 @@ impl WorkbenchService {
         if !self.guard.accepts(request.headers()) {
             return Err(Refusal::Unauthorized);
         }
-        // Only browsers send it, on behalf of a page that has no business here.
+        // Only browsers send Origin, and no web page may use the tools.
         if request.headers().contains_key(ORIGIN) {
             return Err(Refusal::Forbidden);
         }
@@ -187,14 +187,14 @@ impl WorkbenchService {
         Ok(respond(StatusCode::OK, &answer))
     }
 
-    /// Reads a body, whole. Its share of the memory for bodies is given back with what is
-    /// returned.
+    /// Reads and parses a whole body. The first returned value holds the body's share of the
+    /// memory limit until it is dropped.
     async fn read<Req: FromFields>(
         &self,
         request: Request<Incoming>,
     ) -> Result<(impl Send + use<Req>, Req), Refusal> {
         let (head, body) = request.into_parts();
-        // A page in a browser could send any other type without being asked about it first.
+        // A web page can send other content types without a CORS preflight.
         let is_json = head
             .headers
             .get(CONTENT_TYPE)
@@ -247,7 +247,7 @@ struct SuccessBody<T> {
     result: T,
 }
 
-/// Why a request got no result.
+/// Why a request failed.
 #[derive(Debug)]
 enum Refusal {
     Unauthorized,
@@ -279,11 +279,11 @@ impl Refusal {
             Refusal::NotJson => (StatusCode::BAD_REQUEST, "Invalid JSON body".to_owned()),
             Refusal::TooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("The body is larger than {MAX_BODY} bytes"),
+                format!("The request body is larger than {MAX_BODY} bytes"),
             ),
             Refusal::TooSlow => (
                 StatusCode::REQUEST_TIMEOUT,
-                "The body did not come in time".to_owned(),
+                "The request body did not arrive in time".to_owned(),
             ),
             Refusal::Tool(ToolError::Internal) => (
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -328,8 +328,8 @@ fn stream(running: RunningCommand) -> Response<Body> {
     response
 }
 
-/// A command as lines of JSON. When the client goes away this is dropped, and the command with
-/// it.
+/// The events of a command as newline-delimited JSON. hyper drops the body when the client
+/// disconnects, which ends the command.
 struct EventStream(RunningCommand);
 
 impl hyper::body::Body for EventStream {
@@ -346,7 +346,7 @@ impl hyper::body::Body for EventStream {
     }
 }
 
-/// One line of what a command does.
+/// One event as a line of JSON.
 fn line(event: &CommandEvent) -> io::Result<Bytes> {
     let line = match event {
         CommandEvent::Output(stream, OutputChunk::Text(text)) => EventLine::Delta {
@@ -381,7 +381,7 @@ enum EventLine<'a> {
     Delta {
         data: std::borrow::Cow<'a, str>,
         stream: crate::tools::bash::CommandStream,
-        /// The bytes themselves, where they are no text.
+        /// The raw bytes, if they are not UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },

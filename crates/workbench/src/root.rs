@@ -1,8 +1,9 @@
-//! The workspace's root, and names below it.
+//! The root directory of the workspace, and path resolution below it.
 //!
 //! Every name is resolved by the kernel from one open directory (`openat2` with
-//! RESOLVE_BENEATH), at the moment it is opened: a link that leads out, or is swapped in between
-//! two looks, is refused. Nothing is opened that could wait (a FIFO) or that is no file.
+//! RESOLVE_BENEATH) at the moment it is opened, so a symbolic link out of the workspace is refused
+//! even if it is swapped in during the call. Files are opened with O_NONBLOCK, so a FIFO cannot
+//! block a tool.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,18 +16,18 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 
 use crate::error::ToolError;
 
-/// How often the kernel may find that something moved while it looked, before that is an error.
+/// Limit of openat2 calls that fail with EAGAIN because of a concurrent rename.
 const MAX_TRIES: usize = 64;
 
-/// Links that lead to links.
+/// Limit of symbolic links in a chain.
 const MAX_LINKS: usize = 40;
 
 /// Whether paths may leave the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathScope {
-    /// They may not.
+    /// Paths must stay below the root.
     Workspace,
-    /// They may: the container is the only wall.
+    /// Paths may be anywhere: the container is the only boundary.
     Everywhere,
 }
 
@@ -38,7 +39,7 @@ pub struct WorkspaceRoot {
     reach: PathScope,
 }
 
-/// A name below a directory that is open: what can be replaced.
+/// A name in an open directory: the target of a write.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) directory: OwnedFd,
@@ -46,7 +47,7 @@ pub(crate) struct Slot {
 }
 
 impl WorkspaceRoot {
-    /// Opens the directory at `path`; it must be there.
+    /// Opens the directory at `path`, which must exist.
     pub fn open(path: &Path, reach: PathScope) -> std::io::Result<Self> {
         let path = std::fs::canonicalize(path)?;
         let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
@@ -58,13 +59,13 @@ impl WorkspaceRoot {
         })
     }
 
-    /// Where it is, without links.
+    /// The canonical path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What a client's path means, from the root: `""`, `.` and `/` are the root, an absolute
-    /// path below it is what it says, any other starts at the root.
+    /// The path of a request, relative to the root: `""`, `.` and `/` are the root, an absolute
+    /// path below the root stays the same, and any other path starts at the root.
     pub(crate) fn locate(&self, requested: &str) -> Result<PathBuf, ToolError> {
         let requested = Path::new(requested);
         let below = match requested.strip_prefix(&self.path) {
@@ -89,7 +90,7 @@ impl WorkspaceRoot {
         Ok(path)
     }
 
-    /// Opens what [`WorkspaceRoot::locate`] gave.
+    /// Opens a path of [`WorkspaceRoot::locate`].
     pub(crate) fn open_at(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
         let resolve = match self.reach {
             PathScope::Workspace => {
@@ -123,9 +124,8 @@ impl WorkspaceRoot {
         Ok((directory, path))
     }
 
-    /// Where a walk through a directory begins: an open directory, and the way from there on
-    /// which nothing is a link. From the root if that can be, for the rules of directories
-    /// above count too.
+    /// The start of a directory walk: an open directory, and a path below it without symbolic
+    /// links. The directory is the root if possible, because `.gitignore` files above count too.
     pub(crate) fn walk_from(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
         let (directory, path) = self.directory(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
@@ -136,8 +136,8 @@ impl WorkspaceRoot {
         }
     }
 
-    /// Where a file is, or would be, once every link to it was followed. Its directories are
-    /// made if `make` says so.
+    /// The directory and name of a file after all symbolic links; the file need not exist. `make`
+    /// creates missing directories.
     pub(crate) fn slot(&self, requested: &str, make: bool) -> Result<Slot, ToolError> {
         let mut path = self.locate(requested)?;
         let fail = |errno| ToolError::of(requested, errno);
@@ -153,7 +153,7 @@ impl WorkspaceRoot {
             };
             match readlinkat(&directory, name.as_os_str()) {
                 Ok(target) => path = parent.join(target),
-                // No link, or nothing there.
+                // Not a symbolic link, or missing.
                 Err(Errno::EINVAL | Errno::ENOENT) => return Ok(Slot { directory, name }),
                 Err(errno) => return Err(fail(errno)),
             }
@@ -164,7 +164,7 @@ impl WorkspaceRoot {
         Err(fail(Errno::ELOOP))
     }
 
-    /// Makes a directory with those above it, and opens it.
+    /// Creates a directory with its parents, and opens it.
     fn make(&self, path: &Path) -> nix::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let mut so_far = PathBuf::new();
@@ -187,7 +187,7 @@ impl WorkspaceRoot {
 }
 
 impl Slot {
-    /// What is there, itself.
+    /// The metadata of the entry, without following a link.
     pub(crate) fn stat(&self) -> nix::Result<Option<FileStat>> {
         let found = fstatat(
             &self.directory,
@@ -201,25 +201,25 @@ impl Slot {
         }
     }
 
-    /// Opens the file that is there.
+    /// Opens the file for reading.
     pub(crate) fn read(&self) -> nix::Result<File> {
         open_name(&self.directory, &self.name, OFlag::O_RDONLY).map(File::from)
     }
 }
 
-/// Opens one name in a directory, which must not be a link.
+/// Opens one name in a directory; the name must not be a symbolic link.
 pub(crate) fn open_name(directory: impl AsFd, name: &OsStr, flags: OFlag) -> nix::Result<OwnedFd> {
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     open_beneath(directory, Path::new(name), flags, Mode::empty(), resolve)
 }
 
-/// Opens a path below a directory, in which nothing may be a link.
+/// Opens a path below a directory; no component may be a symbolic link.
 pub(crate) fn open_plain(directory: impl AsFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     open_beneath(directory, path, flags, Mode::empty(), resolve)
 }
 
-/// Makes a file that was not there.
+/// Creates a file that must not exist.
 pub(crate) fn new_file(directory: impl AsFd, name: &str, mode: Mode) -> nix::Result<File> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
@@ -246,15 +246,15 @@ fn open_beneath(
             .mode(mode)
             .resolve(resolve);
         match openat2(directory.as_fd(), path, how) {
-            // Something was moved on the way, and the kernel cannot tell whether out of the
-            // root (openat2(2)).
+            // A concurrent rename: the kernel cannot rule out that the path left the root
+            // (openat2(2)).
             Err(Errno::EAGAIN) if tries < MAX_TRIES => tries += 1,
             other => return other,
         }
     }
 }
 
-/// What it is.
+/// The file type.
 pub(crate) fn kind(data: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(data.st_mode) & SFlag::S_IFMT
 }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_starts_at_the_root_whatever_it_looks_like() {
+    fn request_paths_are_resolved_from_the_root() {
         let (_workspace, root) = workspace();
         let absolute = root.path().join("a/file");
         for (requested, path) in [
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_leads_out() {
+    fn symbolic_links_out_of_the_root_are_refused() {
         let (_workspace, root) = workspace();
         let at = |name: &str| root.path().join(name);
         symlink("../outside", at("relative")).unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_read_and_not_waited_for() {
+    fn only_regular_files_are_read_without_blocking() {
         let (_workspace, root) = workspace();
         nix::unistd::mkfifo(&root.path().join("pipe"), Mode::S_IRWXU).unwrap();
         assert_eq!(
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_inside_only() {
+    fn directories_are_created_only_below_the_root() {
         let (workspace, root) = workspace();
         let slot = root.slot("b/c/d/file", true).unwrap();
         assert_eq!(slot.name, "file");
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_longer_reach_a_path_is_what_it_says() {
+    fn scope_everywhere_reads_paths_outside_the_root() {
         let (workspace, root) = workspace();
         let root = WorkspaceRoot::open(root.path(), PathScope::Everywhere).unwrap();
         let outside = workspace.path().join("outside");

@@ -1,4 +1,4 @@
-//! The sockets: a Unix socket or a TCP port, opened with care and served until told to stop.
+//! Listening sockets of the workbench, and the accept loop.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::http_service::WorkbenchService;
 
-/// Connections served at once.
+/// Limit of concurrent connections.
 const MAX_CONNECTIONS: usize = 256;
 
-/// How long requests may take to finish when the server stops: as long as their commands may
-/// take to be ended.
+/// Grace period of requests in flight when the server stops: the time that ending their commands
+/// may take.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
-/// Why nobody listens.
+/// Why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkbenchBindError {
     /// A Unix socket could not be opened.
@@ -37,28 +37,28 @@ pub enum WorkbenchBindError {
     Create {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
-        /// Whose process this is.
+        /// The user id of this process.
         uid: nix::unistd::Uid,
-        /// The directory that it cannot be created in.
+        /// The directory in which the socket cannot be created.
         directory: PathBuf,
         /// Owner and mode of the directory, where they can be read.
         rights: String,
     },
-    /// A port could not be.
+    /// A TCP port could not be bound.
     #[error("cannot listen on {address}: {source}")]
     Tcp {
-        /// Where.
+        /// Host and port.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl WorkbenchBindError {
-    /// A socket that could not be created. What stands in the way is the last directory of its
-    /// path that exists: the next one could not be made in it, or the socket itself.
+    /// A socket that could not be created. The error names the deepest existing directory of the
+    /// path, in which the next directory or the socket could not be created.
     fn create(path: &Path, source: io::Error) -> Self {
         let mut directories = path.ancestors().skip(1);
         let found = directories.find_map(|directory| {
@@ -86,17 +86,17 @@ impl WorkbenchBindError {
 /// A listening socket.
 #[derive(Debug)]
 pub enum WorkbenchListener {
-    /// A file, which goes with it.
+    /// A Unix socket, whose file is removed with it.
     Unix(PrivateSocket),
-    /// A socket that somebody else has opened.
+    /// A socket that the parent process opened.
     Inherited(UnixListener),
-    /// A port.
+    /// A TCP port.
     Tcp(TcpListener),
 }
 
 impl WorkbenchListener {
-    /// Binds a Unix socket with this mode, in the place of one that nobody listens on. Its
-    /// directory is made if it is not there.
+    /// Binds a Unix socket with this mode. Replaces a stale socket, and creates a missing
+    /// directory.
     pub async fn unix(path: &Path, mode: u32) -> Result<Self, WorkbenchBindError> {
         if let Some(directory) = path.parent() {
             std::fs::create_dir_all(directory)
@@ -115,7 +115,7 @@ impl WorkbenchListener {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
-        // A file has no address.
+        // Fails if standard input is not a socket.
         listener.local_addr()?;
         Ok(WorkbenchListener::Inherited(UnixListener::from_std(
             listener,
@@ -133,7 +133,7 @@ impl WorkbenchListener {
             })
     }
 
-    /// Where it listens, for people.
+    /// The address as it appears in messages.
     pub fn address(&self) -> String {
         match self {
             WorkbenchListener::Unix(socket) => format!("unix:{}", socket.path().display()),
@@ -163,8 +163,8 @@ impl Accept for WorkbenchListener {
     }
 }
 
-/// Serves until `stop`: requests in flight have a moment to finish, commands are ended by the
-/// leash's own token.
+/// Serves until `stop`. Requests in flight then have a grace period; commands end by the stop
+/// token of [`crate::tools::bash::GuardProgram`].
 pub async fn serve(
     listener: WorkbenchListener,
     service: Arc<WorkbenchService>,
@@ -178,7 +178,7 @@ pub async fn serve(
         })
     };
     let left = listen::accept_all(&listener, MAX_CONNECTIONS, &stop, begin).await;
-    // From here on whoever connects is told at once that nobody is there.
+    // New connections are refused from here on.
     drop(listener);
     let _ = tokio::time::timeout(LAST_REQUESTS, left.wait()).await;
 }

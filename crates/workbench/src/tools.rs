@@ -1,4 +1,4 @@
-//! The tools: one implementation, whoever asks.
+//! The coding tools, shared by the HTTP service and direct callers.
 
 pub mod bash;
 mod diff;
@@ -31,7 +31,7 @@ pub struct WorkspaceTools {
 }
 
 impl WorkspaceTools {
-    /// Tools below `root`, whose commands run on `leash`.
+    /// Tools below `root`, whose commands run under `guard`.
     pub fn new(root: WorkspaceRoot, guard: GuardProgram) -> Self {
         Self {
             root: Arc::new(root),
@@ -40,8 +40,7 @@ impl WorkspaceTools {
         }
     }
 
-    /// Starts a command. What it says comes from what is returned; dropping that ends it, with
-    /// everything it started.
+    /// Starts a command. Dropping the returned value ends the command and its child processes.
     pub fn bash(&self, request: &BashRequest) -> Result<RunningCommand, ToolError> {
         bash::start(&self.root, &self.guard, request)
     }
@@ -52,13 +51,13 @@ impl WorkspaceTools {
             .await
     }
 
-    /// Writes a file, all or nothing.
+    /// Writes a file atomically.
     pub async fn write(&self, request: WriteRequest) -> Result<WriteResult, ToolError> {
         self.run_blocking(move |tools, _| replace::write(&tools.root, &tools.locks, &request))
             .await
     }
 
-    /// Changes a file, all or nothing.
+    /// Edits a file atomically.
     pub async fn edit(&self, request: EditRequest) -> Result<EditResult, ToolError> {
         self.run_blocking(move |tools, _| edit::edit(&tools.root, &tools.locks, &request))
             .await
@@ -76,14 +75,13 @@ impl WorkspaceTools {
             .await
     }
 
-    /// Finds lines.
+    /// Searches lines.
     pub async fn grep(&self, request: GrepRequest) -> Result<GrepResult, ToolError> {
         self.run_blocking(move |tools, cancelled| grep::grep(&tools.root, &request, cancelled))
             .await
     }
 
-    /// Does work that blocks where it blocks nobody. When the caller goes away, the work is
-    /// told that it is over.
+    /// Runs blocking work on the blocking pool. Dropping the future sets the flag `cancelled`.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&WorkspaceTools, &Cancelled) -> Result<T, ToolError> + Send + 'static,
@@ -97,7 +95,7 @@ impl WorkspaceTools {
     }
 }
 
-/// Whether anybody still waits for an answer.
+/// Set when the caller no longer waits for the result.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cancelled(Arc<AtomicBool>);
 

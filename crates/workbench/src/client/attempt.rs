@@ -1,4 +1,4 @@
-//! Whether the workbench is there, and one request to it.
+//! One attempt to send a request to the workbench, and health checks.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -16,31 +16,31 @@ use tokio::time::Instant;
 use super::address::{WorkbenchAddress, obstacle};
 use super::{WorkbenchClient, WorkbenchClientError};
 
-/// Between two looks whether it is there.
+/// Interval between health checks while the workbench is not ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long one look may take.
+/// Timeout of one health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why an attempt failed.
+/// Why an attempt failed, and whether the request can have reached the server.
 pub(super) enum AttemptError {
-    /// Nobody can have heard of it.
+    /// The request cannot have reached the server.
     NotSent,
-    /// Nobody can have heard of it, and it is in vain to try again.
+    /// The request cannot have reached the server, and a retry would not help.
     Closed(String),
     /// The socket cannot be used, and waiting does not help: the cause and the fix.
     Inaccessible(String),
-    /// Somebody may have.
+    /// The request may have reached the server.
     MaybeSent(String),
 }
 
 impl WorkbenchClient {
-    /// Waits until it is there and well.
+    /// Waits until the workbench is ready.
     pub async fn wait_until_ready(&self) -> Result<(), WorkbenchClientError> {
         self.ready_by(Instant::now() + self.wait).await
     }
 
-    /// Whether it is there and well now. Waits for nothing.
+    /// Checks once whether the workbench is ready.
     pub async fn health(&self) -> Result<(), WorkbenchClientError> {
         let timed_out = || WorkbenchClientError::TimedOut(self.address.to_string());
         let health_request = tokio::time::timeout(
@@ -82,7 +82,7 @@ impl WorkbenchClient {
         }
     }
 
-    /// What a connection that failed means.
+    /// Classifies a failed connect.
     async fn not_connected(&self, error: &io::Error) -> AttemptError {
         match &self.address {
             WorkbenchAddress::Unix(path) => match obstacle(path, error).await {
@@ -90,12 +90,12 @@ impl WorkbenchClient {
                 None => AttemptError::NotSent,
             },
             WorkbenchAddress::Tcp(..) => AttemptError::NotSent,
-            // It is the caller's way, which knows better.
+            // The dialer of the caller has its own retries.
             WorkbenchAddress::Dialer(_) => AttemptError::Closed(error.to_string()),
         }
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a new connection.
     pub(super) async fn attempt(
         &self,
         method: Method,
@@ -111,10 +111,10 @@ impl WorkbenchClient {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|_| AttemptError::NotSent)?;
-        // Ends with the answer's body, or when that is dropped.
+        // The connection ends with the response body, or when the body is dropped.
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection to a workbench ended early");
+                tracing::debug!(%error, "connection to the workbench ended early");
             }
         });
         let mut request = Request::new(Full::new(body));
@@ -130,7 +130,7 @@ impl WorkbenchClient {
         }
         let sent = sender.try_send_request(request).await;
         sent.map_err(|mut error| match error.take_message() {
-            // Handed back: not a byte of it was written.
+            // hyper returned the request: no byte of it was written.
             Some(_) => AttemptError::NotSent,
             None => AttemptError::MaybeSent(error.into_error().to_string()),
         })

@@ -1,4 +1,4 @@
-//! What a command says, line by line.
+//! The event stream of a command: newline-delimited JSON from `/bash`.
 
 use std::pin::Pin;
 
@@ -12,13 +12,13 @@ use serde::Deserialize;
 use super::WorkbenchClientError;
 use crate::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
-/// The longest line of a command's answer.
+/// Limit of a line in the stream.
 const MAX_LINE: usize = 1 << 20;
 
-/// What a command says, as it comes.
+/// The event stream of a running command.
 pub struct CommandOutput {
     body: Pin<Box<Incoming>>,
-    /// What came after the last line.
+    /// Bytes after the last complete line.
     rest: BytesMut,
     address: String,
     ended: bool,
@@ -34,8 +34,8 @@ impl CommandOutput {
         }
     }
 
-    /// What happens next. The last is [`CommandEvent::Done`] or [`CommandEvent::Failed`]; that it never came
-    /// is an error.
+    /// The next event. The last one is [`CommandEvent::Done`] or [`CommandEvent::Failed`]; a
+    /// stream that ends without it is an error.
     pub async fn next(&mut self) -> Result<CommandEvent, WorkbenchClientError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.rest) {
@@ -47,7 +47,7 @@ impl CommandOutput {
                 return self.event(&line);
             }
             if self.rest.len() > MAX_LINE {
-                return Err(self.strange("a line without an end"));
+                return Err(self.strange("a line of the output is too long"));
             }
             let broken = |reason: &str| WorkbenchClientError::ConnectionLost {
                 address: self.address.clone(),
@@ -61,7 +61,11 @@ impl CommandOutput {
                 }
                 Some(Err(error)) => return Err(broken(&error.to_string())),
                 None if self.ended => return Err(broken("the command has ended already")),
-                None => return Err(broken("the end of the command never came")),
+                None => {
+                    return Err(broken(
+                        "the stream ended before the exit status of the command",
+                    ));
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn an_address_that_cannot_be_dialled_is_refused_at_once() {
+fn host_names_other_than_localhost_are_refused() {
     let client = |host: &str| {
         let address = WorkbenchAddress::Tcp(host.to_owned(), 80);
         WorkbenchClient::new(address, Duration::ZERO, None).map(|_| ())
@@ -17,7 +17,7 @@ fn an_address_that_cannot_be_dialled_is_refused_at_once() {
 }
 
 #[test]
-fn a_token_is_never_shown() {
+fn debug_output_does_not_contain_the_token() {
     let address = WorkbenchAddress::Unix("/nowhere".into());
     let client = WorkbenchClient::new(address, Duration::ZERO, Some("open-sesame")).unwrap();
     assert!(!format!("{client:?}").contains("sesame"));

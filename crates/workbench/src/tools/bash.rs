@@ -1,4 +1,4 @@
-//! bash: a command on a leash, and what it says as it says it.
+//! bash: runs a command under the process guard and streams its output.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -20,101 +20,101 @@ use crate::request::{BashRequest, DEFAULT_TIMEOUT};
 use crate::root::WorkspaceRoot;
 use crate::truncation::{Tail, Truncation};
 
-/// What is read from a command at once.
+/// Buffer size for reading the output of a command.
 const READ_SIZE: usize = 32 * 1024;
 
-/// Chunks that wait for a slow client, per command. When they are full the command waits.
+/// Queued output chunks per command. A full queue blocks the command until the client reads.
 const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// What is still read when a command has ended but something it left behind goes on talking.
+/// Limit of output read after the command has exited, if a background process keeps writing.
 const MAX_AFTER_EXIT: usize = 1 << 20;
 
-/// The longest time-out.
+/// Limit of the timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The variable with the server's secret, which no command gets to see.
+/// The variable with the server's token, which commands do not inherit.
 pub const TOKEN_VARIABLE: &str = "SIDECAR_AUTH_TOKEN";
 
-/// The program that holds commands, with the arguments that make it do so; see
-/// `palisade __leash`.
+/// The process guard that every command runs under; see `palisade __leash`. The guard ends the
+/// command and its child processes.
 #[derive(Clone, Debug)]
 pub struct GuardProgram {
     /// The program and its first arguments.
     pub argv: Vec<OsString>,
-    /// When everything it holds is to end.
+    /// Ends all commands.
     pub stop: CancellationToken,
 }
 
-/// Which way it came out.
+/// The output stream of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CommandStream {
-    /// Output.
+    /// Standard output.
     Stdout,
-    /// Error output.
+    /// Standard error.
     Stderr,
 }
 
-/// What a command said.
+/// A piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputChunk {
-    /// Text; a character is never parted.
+    /// UTF-8 text; characters are never split.
     Text(String),
-    /// What is no text.
+    /// Bytes that are not UTF-8.
     Bytes(Vec<u8>),
 }
 
-/// What happens to a command.
+/// An event of a running command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEvent {
-    /// It said something.
+    /// The command wrote output.
     Output(CommandStream, OutputChunk),
-    /// It has ended.
+    /// The command has exited.
     Done {
-        /// With this code; -1 when it was killed.
+        /// The exit code; -1 if the command was killed.
         exit_code: i32,
-        /// Because its time was over.
+        /// Whether the command was killed by its timeout.
         timed_out: bool,
     },
-    /// It could not go on, for this reason.
+    /// The command failed for this reason.
     Failed(String),
 }
 
-/// A command that runs. Dropping this ends it, with everything it started.
+/// A running command. Dropping it ends the command and its child processes.
 #[derive(Debug)]
 pub struct RunningCommand {
     events: mpsc::Receiver<CommandEvent>,
 }
 
-/// What came of a command: the end of what it said.
+/// The result of a command with the tail of its output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BashResult {
-    /// Whether its code was 0.
+    /// Whether the exit code is 0.
     pub ok: bool,
-    /// The last of its output and error output, as they came.
+    /// The tail of standard output and standard error in their order.
     pub output: String,
-    /// The last of its output.
+    /// The tail of standard output.
     pub stdout: String,
-    /// The last of its error output.
+    /// The tail of standard error.
     pub stderr: String,
-    /// Its code; -1 when it was killed.
+    /// The exit code; -1 if the command was killed.
     pub exit_code: i32,
-    /// Whether its time was over.
+    /// Whether the command was killed by its timeout.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub timed_out: bool,
-    /// What was cut from `output`; the streams by themselves have the same limits.
+    /// How `output` was truncated; `stdout` and `stderr` have the same limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
 }
 
 impl RunningCommand {
-    /// What happens next; nothing after it has ended.
+    /// The next event; `None` after the last one.
     pub async fn next(&mut self) -> Option<CommandEvent> {
         self.events.recv().await
     }
 
-    /// The same for who polls.
+    /// Polls for the next event.
     pub fn poll_next(
         &mut self,
         context: &mut std::task::Context<'_>,
@@ -122,7 +122,7 @@ impl RunningCommand {
         self.events.poll_recv(context)
     }
 
-    /// Waits for the end, and keeps the last of what was said.
+    /// Waits for the end of the command and returns the tail of its output.
     pub async fn finish(mut self) -> Result<BashResult, ToolError> {
         let mut collected = OutputTail::default();
         while let Some(event) = self.next().await {
@@ -153,7 +153,7 @@ pub(super) fn start(
     let mut args = guard.argv.iter();
     let program = args
         .next()
-        .ok_or_else(|| ToolError::Start("there is no leash".to_owned()))?;
+        .ok_or_else(|| ToolError::Start("no process guard is configured".to_owned()))?;
     let mut child = Command::new(program)
         .args(args)
         .args(["--parent", &std::process::id().to_string()])
@@ -167,7 +167,8 @@ pub(super) fn start(
         .spawn()
         .map_err(failed)?;
     let ends = child.stdout.take().zip(child.stderr.take());
-    let (output, stderr) = ends.ok_or_else(|| ToolError::Start("it has no output".to_owned()))?;
+    let (output, stderr) =
+        ends.ok_or_else(|| ToolError::Start("its output pipes are missing".to_owned()))?;
     let output = output
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
@@ -187,7 +188,7 @@ pub(super) fn start(
     Ok(RunningCommand { events })
 }
 
-/// The shell people expect, where there is one.
+/// bash if it is installed, else sh.
 fn shell() -> &'static str {
     let bash = ["/bin/bash", "/usr/bin/bash"];
     bash.into_iter()
@@ -195,7 +196,7 @@ fn shell() -> &'static str {
         .unwrap_or("/bin/sh")
 }
 
-/// A command and what is known about its end.
+/// The task that supervises one command.
 struct CommandTask {
     child: Child,
     output: pipe::Receiver,
@@ -204,7 +205,7 @@ struct CommandTask {
     stop: CancellationToken,
 }
 
-/// Why it ended.
+/// Why a command ended.
 enum EndReason {
     Exited(io::Result<ExitStatus>),
     TimedOut,
@@ -213,8 +214,8 @@ enum EndReason {
 }
 
 impl CommandTask {
-    /// From the start to the end; nothing it started is left when this is over, unless it
-    /// ended by itself.
+    /// Relays output until the command ends. Child processes are ended with the command, unless it
+    /// exited by itself.
     async fn supervise(mut self, to: mpsc::Sender<CommandEvent>) {
         let ended = CancellationToken::new();
         let relays = [
@@ -261,18 +262,17 @@ impl CommandTask {
     }
 }
 
-/// Tells the leash to end everything, and waits until it has.
+/// Has the process guard end the command, and waits for it.
 async fn end(child: &mut Child) {
     if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
     if let Err(error) = child.wait().await {
-        tracing::warn!(%error, "a command's end was not seen");
+        tracing::warn!(%error, "waiting for the command's process guard failed");
     }
 }
 
-/// Passes on what comes out until it closes, or until the command has ended and nothing more
-/// is there.
+/// Relays output until the pipe closes, or until the command has exited and the pipe is empty.
 async fn relay(
     from: pipe::Receiver,
     stream: CommandStream,
@@ -311,10 +311,10 @@ async fn relay(
     }
 }
 
-/// Bytes that become text where they are text.
+/// Splits a byte stream into text chunks at character boundaries.
 #[derive(Debug, Default)]
 struct Utf8Splitter {
-    /// The beginning of a character whose end has not come.
+    /// The first bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
@@ -347,7 +347,7 @@ impl Utf8Splitter {
     }
 }
 
-/// The last of what a command wrote: all of it in its order, and each stream by itself.
+/// The tail of the output: both streams in their order, and each stream separately.
 #[derive(Debug, Default)]
 pub(crate) struct OutputTail {
     output: Tail,
@@ -356,7 +356,7 @@ pub(crate) struct OutputTail {
 }
 
 impl OutputTail {
-    /// Adds to it.
+    /// Appends a chunk.
     pub(crate) fn push(&mut self, stream: CommandStream, chunk: &OutputChunk) {
         let text = match chunk {
             OutputChunk::Text(text) => Cow::Borrowed(text.as_str()),
@@ -369,7 +369,7 @@ impl OutputTail {
         }
     }
 
-    /// The whole, when the command has ended.
+    /// The result of the ended command.
     pub(crate) fn result(self, exit_code: i32, timed_out: bool) -> BashResult {
         let (output, truncation) = self.output.cut();
         let ((stdout, _), (stderr, _)) = (self.stdout.cut(), self.stderr.cut());
@@ -399,14 +399,14 @@ mod tests {
     }
 
     #[test]
-    fn a_character_is_never_parted() {
+    fn characters_are_never_split() {
         let chunks: Vec<Vec<u8>> = "aä€😀".bytes().map(|byte| vec![byte]).collect();
         let texts = ["a", "ä", "€", "😀"].map(|text| OutputChunk::Text(text.to_owned()));
         assert_eq!(pass(&chunks), texts);
     }
 
     #[test]
-    fn what_is_no_text_is_bytes() {
+    fn invalid_utf8_is_returned_as_bytes() {
         assert_eq!(
             pass(&[b"a".to_vec(), b"b\xffc".to_vec(), b"\xe2\x82".to_vec()]),
             [
@@ -419,7 +419,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_comes_out_as_it_went_in(
+        fn chunks_concatenate_to_the_input(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9)
         ) {
             let out: Vec<u8> = pass(&chunks)

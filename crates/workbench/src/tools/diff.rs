@@ -1,4 +1,4 @@
-//! What an edit did, line by line with numbers: `-12 old`, `+12 new`, ` 11 unchanged`.
+//! The diff of an edit with line numbers: `-12 old`, `+12 new`, ` 11 unchanged`.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use similar::{Algorithm, ChangeTag, capture_diff_slices_deadline};
 
 use crate::truncation::count_lines;
 
-/// Unchanged lines shown before and after.
+/// Unchanged lines shown before and after a change.
 const CONTEXT: usize = 4;
 
-/// How long is thought about the shortest way to say it.
+/// Time limit of the diff algorithm.
 const DEADLINE: Duration = Duration::from_millis(200);
 
 /// The change from `before` to `after`, where `length` bytes at `at` were replaced.
 ///
-/// The rest of the file is the same, so only the lines around that place are compared.
+/// The rest of the file is the same, so only the lines around the change are compared.
 pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) -> String {
     let start = line_start(before, at);
     let old = start..line_end(before, at + length);
@@ -119,17 +119,17 @@ fn slice(bytes: &[u8], range: Range<usize>) -> &[u8] {
     bytes.get(range).unwrap_or_default()
 }
 
-/// Where the line that holds `at` begins.
+/// The start of the line that contains `at`.
 fn line_start(bytes: &[u8], at: usize) -> usize {
     memrchr(b'\n', slice(bytes, 0..at)).map_or(0, |index| index + 1)
 }
 
-/// Where the line that holds `at` ends, after its newline.
+/// The end of the line that contains `at`, after its newline.
 fn line_end(bytes: &[u8], at: usize) -> usize {
     memchr(b'\n', slice(bytes, at..bytes.len())).map_or(bytes.len(), |index| at + index + 1)
 }
 
-/// The last lines that end before `end`, which begins a line.
+/// The last lines before `end`, which is the start of a line.
 fn lines_before(bytes: &[u8], end: usize) -> Vec<&[u8]> {
     let mut lines = Vec::new();
     let mut end = end;
@@ -142,7 +142,7 @@ fn lines_before(bytes: &[u8], end: usize) -> Vec<&[u8]> {
     lines
 }
 
-/// The lines of a text; a newline at its end begins no other.
+/// The lines of a text; a trailing newline does not start another line.
 fn lines(text: &[u8]) -> Vec<&[u8]> {
     let mut lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
     if lines.last().is_some_and(|last| last.is_empty()) {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_shown_with_its_surroundings() {
+    fn change_is_shown_with_context_lines() {
         let ten: String = (1..=12).map(|n| format!("l{n}\n")).collect();
         check(
             &ten,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_stay_within_the_replaced_text_stay() {
+    fn unchanged_lines_of_the_replaced_text_are_context() {
         check(
             "a\nb\nc\n",
             "a\nb\nc",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_a_file_are_no_trouble() {
+    fn changes_at_the_ends_of_a_file_are_shown() {
         check("a", "a", "b", &["-1 a", "+1 b"]);
         check("a\n", "a\n", "", &["-1 a"]);
         check("a\nb", "\nb", "", &[" 1 a", "-2 b"]);

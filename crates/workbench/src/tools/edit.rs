@@ -1,4 +1,4 @@
-//! edit: one text of a file, replaced by another.
+//! edit: replaces one text in a file.
 
 use std::io::Read;
 
@@ -12,7 +12,7 @@ use crate::request::{EditRequest, EditResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::as_u64;
 
-/// The largest file: it is held in memory twice.
+/// Limit of the file size; the content is in memory twice.
 const MAX_FILE: u64 = 64 << 20;
 
 pub(super) fn edit(
@@ -64,7 +64,7 @@ pub(super) fn edit(
     })
 }
 
-/// Where the text is, if it is there exactly once.
+/// The offset of the text, which must occur exactly once.
 fn find_once(requested: &str, content: &[u8], text: &[u8]) -> Result<usize, ToolError> {
     let finder = Finder::new(text);
     let mut matches = finder.find_iter(content);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_replaced_if_it_is_there_once() {
+    fn unique_text_is_replaced() {
         let (result, content) = change(b"a\nb\xff\nc\n", "b", "x\ny");
         assert_eq!(content, b"a\nx\ny\xff\nc\n");
         assert_eq!(
@@ -114,9 +114,9 @@ mod tests {
         );
     }
 
-    /// Servers that share a workspace share no memory: each has locks of its own.
+    /// Servers that share a workspace have separate in-process locks.
     #[test]
-    fn what_one_server_was_told_is_done_no_other_undoes() {
+    fn concurrent_edits_of_several_servers_lose_no_change() {
         const SERVERS: usize = 4;
         const EDITS: u32 = 150;
         let dir = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn otherwise_nothing_changes_and_the_sentence_says_why() {
+    fn failed_edit_changes_nothing_and_names_the_cause() {
         for (content, old, new, sentence) in [
             (
                 "abc",

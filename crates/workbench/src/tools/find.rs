@@ -1,4 +1,4 @@
-//! find: files by a glob.
+//! find: lists files that match a glob.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,10 +12,10 @@ use crate::request::{FindRequest, FindResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::{Bounds, TextHead, as_u64};
 
-/// The most files when nobody says.
+/// Default limit of files.
 const DEFAULT_LIMIT: u64 = 1000;
 
-/// The most that are put in order, whatever is asked for: only 50 KB of them are shown.
+/// Limit of the sorted files for any request: only 50 KB of them are shown.
 const MAX_FILES: u64 = 100_000;
 
 pub(super) fn find(
@@ -38,7 +38,7 @@ pub(super) fn find(
     let by_path = pattern.contains('/');
     let (base, top) = root.walk_from(requested)?;
     let found: Mutex<Vec<String>> = Mutex::default();
-    // One more than wanted shows that there are more.
+    // One file more than the limit shows that there are more.
     let most = limit.min(MAX_FILES) + 1;
     let walk = Walk {
         base: &base,

@@ -1,4 +1,4 @@
-//! grep: lines by a regular expression.
+//! grep: searches lines that match a regular expression.
 
 mod listing;
 
@@ -24,14 +24,13 @@ use crate::request::{GrepRequest, GrepResult};
 use crate::root::{WorkspaceRoot, kind, open_name};
 use listing::Listing;
 
-/// The most matches when nobody says.
+/// Default limit of matches.
 const DEFAULT_LIMIT: u64 = 100;
 
-/// The most lines around a match.
+/// Limit of context lines around a match.
 const MAX_CONTEXT: u64 = 1000;
 
-/// The longest line that is looked at, per thread. In a file with a longer one nothing more
-/// is found.
+/// Limit of a line's length, per thread. The search of a file stops at a longer line.
 const MAX_LINE: usize = 16 << 20;
 
 pub(super) fn grep(
@@ -122,14 +121,14 @@ fn overrides(glob: Option<&str>) -> Result<Override, ToolError> {
     builder.build().map_err(invalid)
 }
 
-/// Opens what was listed as a file, if it still is one.
+/// Opens a listed file, if it is still a regular file.
 fn open(found: &FoundFile<'_>) -> Option<File> {
     let file = open_name(found.directory, found.name, OFlag::O_RDONLY).ok()?;
     let data = fstat(&file).ok()?;
     (kind(&data) == SFlag::S_IFREG).then(|| File::from(file))
 }
 
-/// What all threads share.
+/// The search state that all threads share.
 struct Search<'a> {
     matcher: RegexMatcher,
     context: usize,
@@ -149,7 +148,7 @@ impl Search<'_> {
             .after_context(self.context)
             .binary_detection(BinaryDetection::quit(0))
             .heap_limit(Some(MAX_LINE))
-            // A file that is cut short while it is mapped would end the process.
+            // Truncating a mapped file would kill the process with SIGBUS.
             .memory_map(MmapChoice::never())
             .build()
     }
@@ -166,7 +165,7 @@ impl Search<'_> {
             file,
             cancelled: self.cancelled,
         };
-        // What cannot be read any further has shown what it had.
+        // After a read error the matches so far are shown.
         let _ = searcher.search_reader(&self.matcher, file, &mut lines);
         let FileSink { block, .. } = lines;
         if !block.is_empty() {
@@ -186,7 +185,7 @@ impl Search<'_> {
     }
 }
 
-/// A file that has ended when nobody waits any more.
+/// A file that reports its end once the call is cancelled.
 struct CancellableFile<'a> {
     file: File,
     cancelled: &'a Cancelled,
@@ -201,14 +200,14 @@ impl Read for CancellableFile<'_> {
     }
 }
 
-/// The lines of one file, as they are found.
+/// Collects the matching lines of one file.
 struct FileSink<'a> {
     search: &'a Search<'a>,
     path: &'a Path,
-    /// The path as it is shown, once it is.
+    /// The displayed path, once it is needed.
     shown: Option<String>,
     block: listing::Block,
-    /// Lines that are shown only if a match follows.
+    /// Context lines that are shown only if a match follows.
     before: Vec<(u64, Vec<u8>)>,
 }
 
@@ -231,7 +230,7 @@ impl Sink for FileSink<'_> {
             return Ok(false);
         }
         if index + 1 == self.search.limit {
-            // Others need not begin another file.
+            // Other threads need not start another file.
             self.search.enough.store(true, Ordering::Relaxed);
         }
         for (number, line) in std::mem::take(&mut self.before) {
@@ -255,7 +254,7 @@ impl Sink for FileSink<'_> {
     }
 }
 
-/// A search ends early without saying why; nobody asks.
+/// The error type of the sink, which carries no cause.
 #[derive(Debug, thiserror::Error)]
 #[error("the search ended early")]
 struct SearchStopped;

@@ -1,4 +1,4 @@
-//! ls: the names in a directory.
+//! ls: lists a directory.
 
 use std::collections::BinaryHeap;
 use std::os::fd::AsFd;
@@ -13,10 +13,10 @@ use crate::request::{LsRequest, LsResult};
 use crate::root::{WorkspaceRoot, kind};
 use crate::truncation::{Bounds, MAX_LINES, TextHead, as_u64};
 
-/// The most names when nobody says.
+/// Default limit of names.
 const DEFAULT_LIMIT: u64 = 500;
 
-/// What an empty directory is listed as.
+/// The output for an empty directory.
 const EMPTY: &str = "(empty directory)";
 
 pub(super) fn ls(
@@ -28,7 +28,7 @@ pub(super) fn ls(
     let fail = |errno| ToolError::of(requested, errno);
     let (directory, _) = root.directory(requested)?;
     let most = request.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LINES);
-    // The first ones in order, and no more of them than are shown: a directory may be huge.
+    // Only the first names in order are kept: a directory may be huge.
     let mut first = BinaryHeap::new();
     let (mut total_lines, mut total_bytes) = (0, 0);
     let mut listing = Dir::from_fd(directory).map_err(fail)?;
@@ -45,7 +45,7 @@ pub(super) fn ls(
         }
         let is_directory = match entry.file_type() {
             Some(found) => found == Type::Directory,
-            // File systems that do not say.
+            // Some file systems do not report the type.
             None => fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
                 .is_ok_and(|data| kind(&data) == SFlag::S_IFDIR),
         };

@@ -1,4 +1,4 @@
-//! read: some lines of a file, or a picture.
+//! read: returns lines of a file, or an image.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,10 +14,10 @@ use crate::request::{ReadFileRequest, ReadResult};
 use crate::root::WorkspaceRoot;
 use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
-/// The largest picture: it is held in memory, and in base64 a third longer.
+/// Limit of an image's size; it is in memory together with its base64 form.
 const MAX_IMAGE: u64 = 16 << 20;
 
-/// What is read at once.
+/// Size of the read buffer.
 const CHUNK: usize = 64 * 1024;
 
 pub(super) fn read(
@@ -74,15 +74,15 @@ pub(super) fn read(
     })
 }
 
-/// The lines from `first` to before `end`, as they come by.
+/// Collects the lines `first..end` of a stream.
 struct Window {
     first: u64,
     end: u64,
-    /// The line that is being read.
+    /// The current line.
     line: u64,
-    /// The beginning of what is in the window.
+    /// The first bytes of the window.
     kept: Vec<u8>,
-    /// All of what is in the window.
+    /// The size of the window.
     bytes: u64,
 }
 
@@ -101,7 +101,7 @@ impl Window {
         while let Some(end_of_line) = memchr(b'\n', bytes) {
             let (line, rest) = bytes.split_at(end_of_line);
             self.keep(line);
-            // It parts two lines; after the last one asked for it is none of ours.
+            // The newline after the last requested line is not part of the window.
             if self.line + 1 < self.end {
                 self.keep(b"\n");
             }
@@ -116,7 +116,7 @@ impl Window {
             return;
         }
         self.bytes += as_u64(bytes.len());
-        // One more than fits shows that it does not fit.
+        // One byte more than the limit shows that the window exceeds it.
         let room = (MAX_BYTES + 1).saturating_sub(as_u64(self.kept.len()));
         let most = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
         self.kept
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_is_the_lines_asked_for(
+        fn window_holds_the_requested_lines(
             text in "[a\n]{0,40}", first in 0_usize..12, limit in 1_usize..12, chunk in 1_usize..9
         ) {
             let lines: Vec<&str> = text.split('\n').collect();

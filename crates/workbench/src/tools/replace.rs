@@ -1,5 +1,5 @@
-//! Files are replaced, never written into: a reader sees the old one or the new one, a full disk
-//! leaves the old one, and a second name of the file elsewhere keeps its content.
+//! Atomic replacement of files: a reader sees the old or the new content, a full disk leaves the
+//! old content, and other hard links of the file keep theirs.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -20,21 +20,21 @@ use crate::request::{WriteRequest, WriteResult};
 use crate::root::{Slot, WorkspaceRoot, kind, new_file};
 use crate::truncation::as_u64;
 
-/// Names that are locked at once without meeting by chance.
+/// Number of locks; names with the same hash share one.
 const LOCKS: usize = 64;
 
-/// Names that are tried for a file beside another.
+/// Limit of attempts to find a free name for a temporary file.
 const MAX_NAMES: usize = 32;
 
-/// How long a directory may be locked by others. A place is taken within microseconds; whoever
-/// holds it for longer is a command that means no change of ours.
+/// Limit of the wait for a directory's lock. A replacement holds the lock for microseconds; a
+/// longer lock belongs to an unrelated program.
 const MAX_LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Milliseconds between two looks whether a directory is free; nothing tells.
+/// Poll interval of the lock in milliseconds; flock has no wait with a timeout.
 const LOCK_POLL_MS: u8 = 1;
 
-/// One lock per name of a file: who changes it within this server waits for the others. The
-/// file's own number would not do, for every change makes a new file.
+/// One lock per file name, which serializes changes within this server. The inode number cannot
+/// be the key, because every change creates a new file.
 #[derive(Debug)]
 pub(super) struct Locks {
     locks: [Mutex<()>; LOCKS],
@@ -93,16 +93,17 @@ pub(super) fn refuse_other_than_file(requested: &str, data: &FileStat) -> Result
     }
 }
 
-/// A file with new content, beside the one whose place it is to take. Dropped, it is removed.
+/// A temporary file with the new content in the directory of the target. Dropping it removes the
+/// file.
 pub(super) struct TempFile<'a> {
     slot: &'a Slot,
     name: String,
-    /// Whether the name is still ours to remove.
+    /// Whether the temporary file still has to be removed.
     exists: bool,
 }
 
 impl<'a> TempFile<'a> {
-    /// Writes it out, down to the disk, with owner and mode of the old one.
+    /// Writes and syncs the content, with owner and mode of the old file.
     pub(super) fn make(
         slot: &'a Slot,
         content: &[u8],
@@ -124,7 +125,7 @@ impl<'a> TempFile<'a> {
         Ok(temp_file)
     }
 
-    /// Takes the place, whatever is there.
+    /// Replaces the target unconditionally.
     pub(super) fn replace(self) -> nix::Result<()> {
         let _lock = lock_directory(self.slot)?;
         self.rename()
@@ -141,8 +142,8 @@ impl<'a> TempFile<'a> {
         Ok(())
     }
 
-    /// Takes the place of exactly `old`. False, and nothing has changed, if somebody else was
-    /// quicker.
+    /// Replaces the target if it is still `old`. Returns false, without a change, if another
+    /// program changed the target first.
     pub(super) fn replace_if_unchanged(self, old: &FileStat) -> nix::Result<bool> {
         let _lock = lock_directory(self.slot)?;
         if !self.slot.stat()?.is_some_and(|now| is_same(&now, old)) {
@@ -150,13 +151,13 @@ impl<'a> TempFile<'a> {
         }
         match self.exchange() {
             Ok(()) => {}
-            // File systems that cannot; the look before was the last one.
+            // The file system has no exchange; the check above was the last one.
             Err(Errno::EINVAL | Errno::ENOSYS) => return self.rename().map(|()| true),
             Err(Errno::ENOENT) => return Ok(false),
             Err(errno) => return Err(errno),
         }
-        // What we put aside is what was replaced: were it something newer, it goes back. Only
-        // who takes no turns (an editor) can have been so quick.
+        // The exchange moved the replaced file here. A newer file than `old` is moved back; only a
+        // program that does not lock the directory (an editor) can have written it.
         let aside = Slot {
             directory: self.slot.directory.try_clone().map_err(|_| Errno::EMFILE)?,
             name: self.name.clone().into(),
@@ -191,9 +192,8 @@ impl Drop for TempFile<'_> {
     }
 }
 
-/// The turn of whoever takes a place in this directory: other servers on the same workspace wait,
-/// so none builds on a content that is about to go back. None on file systems that lock no
-/// directories.
+/// Locks the directory against other servers on the same workspace, so that none reads a content
+/// that is about to be moved back. Returns `None` on file systems without directory locks.
 fn lock_directory(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
     let until = Instant::now() + MAX_LOCK_WAIT;
     let mut directory = slot.directory.try_clone().map_err(|_| Errno::EMFILE)?;
@@ -212,8 +212,8 @@ fn lock_directory(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
     }
 }
 
-/// Whether a file is the one that was read, unchanged. Not its change time: a rename is a
-/// change.
+/// Whether a file is the same and unchanged. The change time is not compared, because a rename
+/// updates it.
 fn is_same(now: &FileStat, then: &FileStat) -> bool {
     let of = |data: &FileStat| {
         (
@@ -227,7 +227,7 @@ fn is_same(now: &FileStat, then: &FileStat) -> bool {
     of(now) == of(then)
 }
 
-/// A new file in the same directory, under a name that nobody has.
+/// Creates a temporary file in the same directory under a free name.
 fn create_beside(slot: &Slot) -> nix::Result<(File, String)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     for _ in 0..MAX_NAMES {
@@ -242,8 +242,8 @@ fn create_beside(slot: &Slot) -> nix::Result<(File, String)> {
     Err(Errno::EEXIST)
 }
 
-/// The old file's owner, if we may give files away, and its mode. A file of another owner does
-/// not get the bits that lend his rights.
+/// Sets the old file's owner, if permitted, and its mode. If the owner cannot be kept, the setuid
+/// and setgid bits are removed.
 fn keep_owner_and_mode(file: &File, old: &FileStat) -> nix::Result<()> {
     let new = fstat(file)?;
     let mut mode = Mode::from_bits_truncate(old.st_mode);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_with_its_mode() {
+    fn replaced_file_keeps_its_mode() {
         let (workspace, root) = workspace();
         let result = put(&root, "/a/b.sh", "one").unwrap();
         assert_eq!((result.path.as_str(), result.bytes), ("a/b.sh", 3));
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_name_of_a_file_keeps_its_content() {
+    fn hard_link_outside_keeps_its_content() {
         let (workspace, root) = workspace();
         let outside = tempfile::tempdir_in(workspace.path().parent().unwrap()).unwrap();
         let secret = outside.path().join("secret");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_replaced() {
+    fn only_regular_files_are_replaced() {
         let (workspace, root) = workspace();
         nix::unistd::mkfifo(&workspace.path().join("pipe"), Mode::S_IRWXU).unwrap();
         std::fs::create_dir(workspace.path().join("directory")).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_never_let_go_is_an_error_and_changes_nothing() {
+    fn locked_directory_is_an_error_and_changes_nothing() {
         let (workspace, root) = workspace();
         put(&root, "file", "before").unwrap();
         let held = File::open(workspace.path()).unwrap();
@@ -351,16 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_quicker_keeps_his_change() {
+    fn concurrent_change_is_not_overwritten() {
         let (workspace, root) = workspace();
         let file = workspace.path().join("file");
         let slot = root.slot("file", false).unwrap();
         std::fs::write(&file, "read").unwrap();
         let read = slot.stat().unwrap().unwrap();
         let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
-        put(&root, "file", "his").unwrap();
+        put(&root, "file", "theirs").unwrap();
         assert!(!temp_file.replace_if_unchanged(&read).unwrap());
-        assert_eq!(std::fs::read(&file).unwrap(), b"his");
+        assert_eq!(std::fs::read(&file).unwrap(), b"theirs");
         let read = slot.stat().unwrap().unwrap();
         let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
         assert!(temp_file.replace_if_unchanged(&read).unwrap());
