@@ -1,4 +1,4 @@
-//! The audit log, from the command line: what is written, what is noticed.
+//! The audit log on the command line: records, verification, export, tail.
 
 #![allow(
     clippy::expect_used,
@@ -29,7 +29,7 @@ fn register(gate: &GateProcess<'_>, number: u8) {
     );
 }
 
-/// A place with a few records, its gate stopped.
+/// A gate directory with a few records and a stopped gate.
 fn with_records() -> GateDir {
     let gate_dir = GateDir::new(PALISADE);
     let mut gate = gate_dir.start();
@@ -84,7 +84,7 @@ fn one_flipped_byte_in_a_record_is_named() {
         "{victim}: {said}"
     );
 
-    // The running gate says the same.
+    // The running gate reports the same.
     let gate = gate_dir.start();
     let answer = gate
         .request("POST", "/v1/audit/verify", &Value::Null)
@@ -140,7 +140,7 @@ fn tail_shows_a_record_as_it_is_written() {
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
-    // The follower is there once the gate counts its request; it is answered at the start.
+    // The gate counts the request of the follower once it is connected.
     testkit::wait::until("the follower", || {
         gate.get("/internal/metrics")
             .text()
@@ -228,7 +228,7 @@ fn json_lines_hold_every_record_across_restarts() {
     assert_eq!(text.matches("\"event\":\"registered\"").count(), 3);
 }
 
-/// Characters that a terminal obeys, reorders text by or does not show.
+/// Characters that control a terminal, reorder text or are invisible.
 const HOSTILE: &str = "\u{7f}\u{85}\u{9b}31m\u{9d}\u{202e}\u{2066}\u{200b}\u{2028}\u{e0041}";
 
 /// Issue 14, number 6.
@@ -305,7 +305,7 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
     tail.expect("\n");
     assert!(!tail.shown().contains(is_unsafe), "{:?}", tail.shown());
 
-    // Where a program reads, the bytes are those that were hashed.
+    // For a program the output has the hashed bytes.
     let piped = gate_dir.run(&["audit", "export"]).stdout;
     assert!(str::from_utf8(&piped).unwrap().contains('\u{202e}'));
     let file = gate_dir.path().join("piped.jsonl");

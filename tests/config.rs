@@ -47,7 +47,7 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
     assert_eq!(problems["problems"].as_array().unwrap().len(), 5);
 }
 
-/// Issue 14, number 7: `config check` said ok to a scanner that is not there.
+/// Issue 14, number 7: `config check` accepted a scanner that does not exist.
 #[test]
 fn settings_that_nothing_enforces_are_refused_with_their_line() {
     let gate_dir = GateDir::new(PALISADE);
@@ -60,7 +60,7 @@ fn settings_that_nothing_enforces_are_refused_with_their_line() {
     assert!(told.contains(sentence), "{told}");
     let output = gate_dir.run(&["gate", "run"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    // The starter says so, too.
+    // The starter file contains the same note.
     let starter = stdout(&gate_dir.run(&["config", "init", "--stdout"]));
     assert!(
         starter.contains("Not available in this version"),

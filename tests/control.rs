@@ -1,4 +1,4 @@
-//! The control socket, as the programs that already call it do: with curl and with
+//! The control socket as existing programs use it: with curl, and with
 //! hostile text.
 
 #![allow(
@@ -19,7 +19,7 @@ use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// The seed's own line: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
+/// The command of the seed: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
 fn curl(gate_dir: &GateDir, args: &[&str]) -> (u16, Value) {
     let output = Command::new("curl")
         .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
@@ -117,8 +117,9 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 fn the_eleventh_write_within_a_second_is_refused() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
-    // Refused bodies count as well. All on one connection and without waiting for answers, so
-    // that only a gate that takes a tenth of a second for each could be slow enough.
+    // Refused bodies count as well. All requests are on one connection without waiting for
+    // responses,
+    // so only a gate that needs a tenth of a second for each could be slow enough.
     let one = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
     let mut stream = UnixStream::connect(gate_dir.control()).unwrap();
     let mut answers = BufReader::new(stream.try_clone().unwrap());
@@ -295,7 +296,7 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
         (&json!(1), &json!("next"))
     );
     gate.kill();
-    // Both changes were one, and survive.
+    // Both changes are one transaction, and survive.
     let gate = gate_dir.start();
     let rows = gate.get("/internal/containers").json();
     assert_eq!(rows["containers"][0]["container_id"], "next");
@@ -315,7 +316,7 @@ fn seed_003_health_reads_the_registry_when_asked() {
     let health = gate.get("/internal/health");
     assert_eq!(health.status, 200, "{}", health.text());
     gate_dir.damage_database();
-    // Nothing has used the database since.
+    // No operation has used the database since.
     let health = gate.get("/internal/health");
     let body = health.json();
     assert_eq!(health.status, 503, "{body}");
@@ -444,7 +445,7 @@ mod needs_root {
             matches.then_some(body)
         };
         wait::until("both listeners to answer", || both(true));
-        // A check is no client.
+        // A health check does not count as a client.
         let records = gate.get("/v1/audit").json();
         let records = records["records"].as_array().unwrap();
         assert!(
@@ -465,13 +466,13 @@ mod needs_root {
         assert_eq!(shown.status.code(), Some(1));
         let shown = testkit::output::stdout(&shown);
         assert!(shown.contains("FAILED      proxy_listening"), "{shown}");
-        // The other commands do not wait for checks, and find the gate.
+        // Other commands do not wait for health checks, and find the gate.
         let status = gate_dir.run(&["registry", "list"]);
         assert!(status.status.success());
 
         ip("address add 192.0.2.1/32 dev lo");
         wait::until("both listeners to answer again", || both(true));
-        // Without listeners there is nothing to check.
+        // Without listeners there is no check.
         configure("{}");
         assert!(gate_dir.run(&["config", "reload"]).status.success());
         let checks = gate.get("/internal/health").json()["checks"].clone();

@@ -23,10 +23,10 @@ use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// How many kills when nobody says.
+/// Default number of kills.
 const SHORT: u32 = 40;
 
-/// Small and repeatable: a failing run prints its seed.
+/// A small deterministic generator: a failing run prints its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -38,7 +38,7 @@ impl Dice {
     }
 }
 
-/// What one client was told during one life of the gate.
+/// What the gate acknowledged to one client during one life.
 #[derive(Default)]
 struct Told {
     registered: Vec<String>,
@@ -46,7 +46,7 @@ struct Told {
     unclear: Vec<String>,
 }
 
-/// Registers, and now and then removes, until the gate stops answering.
+/// Registers, and sometimes removes, until the gate stops answering.
 fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Told {
     let mut told = Told::default();
     let mut doomed = previous.iter();

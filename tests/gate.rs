@@ -1,4 +1,4 @@
-//! The gate as a process: starting, stopping, one per directory, what its exit says.
+//! The gate as a process: start, stop, one per directory, exit codes.
 
 #![allow(
     clippy::expect_used,
@@ -21,7 +21,7 @@ use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// Stops the background gate of a place, whatever the test does.
+/// Stops the background gate of a directory when it is dropped.
 struct Background<'a>(&'a GateDir);
 
 impl Drop for Background<'_> {
@@ -164,7 +164,7 @@ fn a_gate_does_not_take_the_socket_of_another() {
     let output = two.run(&["gate", "run", "--control", control.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr(&output).contains("somebody already listens on"),
+        stderr(&output).contains("already listens on"),
         "{}",
         stderr(&output)
     );
@@ -301,7 +301,7 @@ fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
     .unwrap();
 
     for _ in 0..2 {
-        // Also after a restart: an empty registry must not take the place of a broken one.
+        // Also after a restart: an empty registry must not replace a broken one.
         let gate = gate_dir.start();
         let health = gate.get("/internal/health");
         assert_eq!(
@@ -495,7 +495,7 @@ fn a_configuration_that_appears_later_is_taken_and_named() {
     wait::until("health to say so", || {
         (palisade(&["health"]).status.code() == Some(1)).then_some(())
     });
-    // What the asker names is not what the gate runs on.
+    // The path of the caller is not the file of the gate.
     let other = gate_dir.config();
     let status = stdout(&palisade(&[
         "--config",

@@ -17,7 +17,7 @@ use testkit::output::{stderr, stdout};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place, an upstream with a workflow, and a clone of it.
+/// A gate directory, an upstream with a workflow, and a clone of it.
 struct Desk {
     gate_dir: GateDir,
     clone: PathBuf,
@@ -47,7 +47,7 @@ fn write(dir: &Path, path: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// A token that no forge ever gave out, put together here.
+/// A token that no forge ever issued, assembled here.
 fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
@@ -80,7 +80,7 @@ impl Desk {
         self.gate_dir.run(&all)
     }
 
-    /// The answer as JSON, and the exit code it came with.
+    /// The response as JSON, and the exit code.
     fn judged(&self, args: &[&str]) -> (Value, i32) {
         let output = self.check(&[args, &["--json"]].concat());
         let answer = serde_json::from_slice(&output.stdout);
@@ -123,7 +123,7 @@ fn a_push_is_judged_before_it_is_made() {
     let said = stdout(&output);
     assert!(said.starts_with("allowed: "), "{said}");
     assert!(said.contains("refs/heads/palisade/fix"), "{said}");
-    // The same commits under other names, and as somebody else.
+    // The same commits under other names, and by another author.
     assert_eq!(desk.reasons(&with(&["--ref", "main"])), ["git_protected"]);
     assert_eq!(
         desk.reasons(&with(&["--ref", "refs/notes/x"])),
@@ -132,7 +132,7 @@ fn a_push_is_judged_before_it_is_made() {
     assert_eq!(desk.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
     let bot = with(&["--auth-mode", "bot", "--ref", "fix"]);
     assert_eq!(desk.reasons(&bot), ["git_namespace"]);
-    // A branch that upstream has, and this sandbox did or did not make.
+    // A branch that exists upstream, created by this sandbox or not.
     git(
         &desk.clone,
         &[
@@ -174,7 +174,7 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
         &option,
     ];
     assert_eq!(desk.reasons(&late), ["secret_found"]);
-    // Who only wants to know is told, and not refused.
+    // Without enforcement the finding is reported and not refused.
     desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: note }\n");
     let (answer, code) = desk.judged(RANGE);
@@ -249,7 +249,7 @@ fn a_bundle_is_judged_with_what_it_builds_on() {
     let desk = Desk::new();
     let file = desk.gate_dir.path().join("work.bundle");
     let file = file.to_str().unwrap();
-    // A long file changed in one place: git sends the difference alone.
+    // A long file with one change: git sends only the delta.
     let text = "words and words\n".repeat(200);
     desk.commit("README.md", &format!("{text}{}\n", "new"));
     git(

@@ -1,4 +1,4 @@
-//! `palisade policy …` on bundles, as somebody who writes one uses it.
+//! `palisade policy …` on bundles, as a policy author uses it.
 
 #![allow(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! New settings while the gate runs: taken whole, or not at all.
+//! Reload of settings while the gate runs: applied as a whole, or not at all.
 
 #![allow(
     clippy::expect_used,
@@ -66,13 +66,13 @@ fn a_change_is_live_however_it_was_written() {
     std::fs::write(gate_dir.config(), with_level("info")).unwrap();
     wait_for_level(&gate, "info");
 
-    // An editor's way: the old file moved off, a new one in its place.
+    // As an editor does it: the old file is moved away, and a new one replaces it.
     std::fs::rename(gate_dir.config(), gate_dir.path().join("palisade.yaml~")).unwrap();
     std::fs::write(gate_dir.config(), with_level("error")).unwrap();
     wait_for_level(&gate, "error");
 }
 
-/// Kubernetes mounts a link to a link to a directory, and swaps the one in the middle.
+/// Kubernetes mounts a link to a link to a directory, and replaces the middle one.
 #[test]
 fn a_swapped_link_in_the_path_is_noticed() {
     let gate_dir = GateDir::new(PALISADE);
@@ -145,7 +145,7 @@ fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
     let refused = gate.get("/v1/audit?kind=config").json();
     assert_eq!(refused["records"][0]["event"], "reload_refused");
 
-    // Asking again says what is wrong, and counts.
+    // Another reload reports the same mistake, and is counted.
     let output = gate_dir.run(&["config", "reload"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'level'"));
@@ -175,7 +175,7 @@ fn a_hangup_signal_and_the_command_reload_at_once() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // Either this call made the change or the watcher was a moment quicker.
+    // Either this call applied the change or the watcher was faster.
     assert!(said.contains("reloaded"), "{said}");
     assert_eq!(value(&gate, "/logging/level"), "warn");
 }
@@ -186,7 +186,7 @@ fn property_08_configuration_hot_reload_atomicity() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(&with_level("info"));
     let gate = gate_dir.start();
-    // What holds now: a level, a size and a domain, from three ends of the file.
+    // The expected values: a level, a size and a domain, from three parts of the file.
     let holds = || {
         let shown = gate.get("/v1/config").json();
         let find = |pointer: &str| {
@@ -219,7 +219,7 @@ fn property_08_configuration_hot_reload_atomicity() {
         let text = format!(
             "version: \"1.0\"\nlogging: {{ level: {level} }}\n{mistake}egress: {{ domains: {domains} }}\naudit: {{ max_bytes: {mib}MiB }}\n"
         );
-        // In one step, as the watcher may look at any moment.
+        // Atomically, as the watcher may read at any moment.
         let aside = gate_dir.path().join("aside.yaml");
         std::fs::write(&aside, &text).unwrap();
         std::fs::rename(&aside, gate_dir.config()).unwrap();
@@ -234,7 +234,7 @@ fn property_08_configuration_hot_reload_atomicity() {
     });
 }
 
-/// Each version says its number at the top and at the bottom of a long file, and is
+/// Each version has its number at the top and at the bottom of a long file, and is
 /// written in place, piece by piece: a reader between two pieces sees a valid file with
 /// an old end or none.
 #[test]
@@ -323,7 +323,7 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
     wait_for_level(&gate, "debug");
 }
 
-/// What the gate would make of a request, in a word.
+/// The gate's decision about a request.
 fn trial(gate_dir: &GateDir, url: &str) -> String {
     let output = gate_dir.run(&["policy", "try", url, "--json"]);
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");

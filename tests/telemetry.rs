@@ -1,4 +1,4 @@
-//! Logs, numbers and traces of the built binary.
+//! Logs, metrics and traces of the built binary.
 
 #![allow(
     clippy::expect_used,
@@ -30,7 +30,7 @@ fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
         "version: \"1.0\"\nsecrets: { api_key: \"${THE_KEY}\" }\nlogging: { format: json }\n",
     );
     let gate = gate_dir.start_with(|command| command.env("THE_KEY", "sekrit-0123456789"));
-    // A program registers a container under a name that is the secret: it will be logged.
+    // A program registers a container whose name is the secret, so it would be logged.
     assert_eq!(
         gate.request("POST", "/internal/containers", &row("sekrit-0123456789"))
             .status,
@@ -122,7 +122,7 @@ fn traces_reach_a_collector_over_otlp() {
             .status,
         201
     );
-    // The last batch is sent at the stop.
+    // The last batch is sent when the gate stops.
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
     let received = collector.received();
@@ -176,7 +176,7 @@ fn verbosity_reaches_the_traffic_and_the_sandboxes() {
         port.address()
     ));
     let gate = gate_dir.start_with(|command| command.arg("-v"));
-    // A client that does not come to the end of its request.
+    // A client that does not finish its request.
     let mut client = TcpStream::connect(port.address()).unwrap();
     client
         .write_all(b"GET / HTTP/1.1\r\nHost: x.example\r\n")

@@ -1,4 +1,4 @@
-//! A gate in the background dies, and its watchdog restarts it. Issue 14, number 16.
+//! A background gate dies, and its watchdog restarts it. Issue 14, number 16.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use testkit::{http, leftovers, wait};
 
 use crate::{Background, PALISADE};
 
-/// The process of a gate, asked for on its socket: no command is typed, so none starts a gate.
+/// The process id of the gate that answers on the socket; no command runs that would start one.
 fn answering(gate_dir: &GateDir) -> Option<i32> {
     let answer = http::send(&gate_dir.control(), "GET", "/v1/health", b"").ok()?;
     i32::try_from(answer.json()["pid"].as_i64()?).ok()
@@ -126,7 +126,7 @@ fn a_background_gate_that_is_stopped_stays_stopped() {
         });
         assert!(!gate_dir.control().exists(), "{whose}: it ended in order");
     }
-    // By a service manager, which signals both. It is no second signal: the end is in order.
+    // By a service manager, which signals both processes. The gate must still stop in order.
     for pid in [started(), gate_dir.watchdog().unwrap()] {
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
     }
@@ -137,7 +137,7 @@ fn a_background_gate_that_is_stopped_stays_stopped() {
             .then_some(())
     });
     assert!(!gate_dir.control().exists(), "it ended in order");
-    // By force, when it does not answer.
+    // By force, if the gate does not answer.
     kill(Pid::from_raw(started()), Signal::SIGSTOP).unwrap();
     let output = gate_dir.run(&["gate", "stop", "--force"]);
     assert!(output.status.success(), "{}", stderr(&output));

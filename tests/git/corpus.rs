@@ -11,7 +11,7 @@ use testkit::output;
 use crate::git_fixture::{FORGE, FixtureOptions, GitFixture};
 use crate::mirror_fixture::{MirrorFixture, MirrorOptions, SECRET};
 
-/// What is pushed: a name, what is done in the working copy first, and the refspecs.
+/// The pushes: a name, the preparation of the working copy, and the refspecs.
 const PUSHES: &[(&str, Work, &[&str])] = &[
     ("new branch", Work::File, &["HEAD:refs/heads/sandbox/one"]),
     (
@@ -50,7 +50,7 @@ const PUSHES: &[(&str, Work, &[&str])] = &[
         &["HEAD:refs/heads/sandbox/two", "HEAD:refs/heads/main"],
     ),
     (
-        "branch of somebody else",
+        "branch of another user",
         Work::File,
         &["HEAD:refs/heads/theirs"],
     ),
@@ -74,7 +74,7 @@ enum Work {
 }
 
 impl Work {
-    /// Commits it in `dir`, on top of what upstream's default branch has.
+    /// Commits in `dir`, on top of upstream's default branch.
     fn prepare(self, git_fixture: &GitFixture, dir: &Path, case: &str) {
         let file = case.replace(' ', "-");
         match self {
@@ -96,7 +96,7 @@ fn outcome(output: &Output) -> String {
     } else {
         "failed"
     };
-    // What git prints of a refusal is written by the gate; ids are left out.
+    // The gate writes the refusal that git prints; ids are left out.
     let printed = output::stderr(output);
     let sentences = printed.lines().filter_map(|line| {
         let (_, sentence) = line.split_once("remote: palisade: ")?;
@@ -109,10 +109,10 @@ fn outcome(output: &Output) -> String {
         .join("\n")
 }
 
-/// Pushes everything of [`PUSHES`] to `remote`.
+/// Pushes every case of [`PUSHES`] to `remote`.
 fn push_all(corpus: &mut Corpus, way: &str, git_fixture: &GitFixture, dir: &Path, remote: &str) {
     for (at, (name, work, refspecs)) in PUSHES.iter().enumerate() {
-        // A sandbox has ten pushes at once; a gate that has just started has counted none.
+        // A sandbox may push ten times at once; a restarted gate has a full bucket.
         if at % 4 == 0 {
             git_fixture.rested();
         }
@@ -128,7 +128,7 @@ fn push_all(corpus: &mut Corpus, way: &str, git_fixture: &GitFixture, dir: &Path
     }
 }
 
-/// A branch upstream that the sandbox did not make.
+/// An upstream branch that the sandbox did not create.
 fn theirs(git_fixture: &GitFixture, dir: &Path) {
     let upstream = git_fixture.upstream("acme/app");
     let upstream = upstream.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Mirrors over git's own protocol, from inside a sandbox.
+//! Mirrors over the git protocol, from inside a sandbox.
 
 use std::fmt::Write as _;
 use std::process::Output;
@@ -8,10 +8,10 @@ use testkit::{output, wait};
 use crate::git_fixture::{describe, gits};
 use crate::mirror_fixture::{MirrorFixture, MirrorOptions, SECRET};
 
-/// The mirror, as the sandbox has it.
+/// The URL of the mirror inside the sandbox.
 const APP: &str = "git://palisade.internal/app";
 
-/// What git inside is told beside its arguments.
+/// Options of git inside the sandbox.
 const SETTINGS: &str = "-c user.name=Agent -c user.email=agent@example.com \
                         -c init.defaultBranch=main -c gc.auto=0";
 
@@ -35,7 +35,7 @@ impl Inside {
         self.git = format!("{git} {SETTINGS} -c protocol.version={version}");
     }
 
-    /// Lines of shell, whatever comes of them. `$git` is git.
+    /// Runs shell lines, which may fail. `$git` is git.
     fn run(&self, lines: &str) -> Output {
         let script = format!("set -e; cd ~; git='{}'; {lines}", self.git);
         let args = ["exec", "inside", "--", "timeout", "90", "bash", "-c"];
@@ -44,7 +44,7 @@ impl Inside {
             .operator(&[&args[..], &[&script]].concat())
     }
 
-    /// The same; they must go well.
+    /// Runs shell lines, which must succeed.
     #[track_caller]
     fn ok(&self, lines: &str) -> String {
         let output = self.run(lines);
@@ -52,7 +52,7 @@ impl Inside {
         output::stdout(&output).trim_end().to_owned()
     }
 
-    /// They must fail, and say so in our words; upstream stays as it is.
+    /// Runs shell lines that must fail with this sentence; upstream must not change.
     #[track_caller]
     fn refused(&self, lines: &str, sentence: &str) -> String {
         let before = self.fixture.refs();
@@ -65,13 +65,13 @@ impl Inside {
         said
     }
 
-    /// What is answered to these bytes, up to the end of the connection.
+    /// The response to these bytes, up to the end of the connection.
     fn speak(&self, bytes: &[u8]) -> String {
         let mut octal = String::new();
         for byte in bytes {
             let _ = write!(octal, "\\{byte:03o}");
         }
-        // Any address is the gate's.
+        // Any address is the gate's listener.
         let dialled = "exec 3<>/dev/tcp/192.0.2.7/9418";
         let output = self.run(&format!("{dialled}; printf '{octal}' >&3; cat <&3"));
         assert!(output.status.success(), "{}", describe(&output));
@@ -152,7 +152,7 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
             .starts_with("refs/heads/branch-")
     );
     assert!(record["bytes_in"].as_u64().unwrap() > 100, "{record}");
-    // A push of what is there already pushes nothing.
+    // A push without new commits sends nothing.
     inside.recorded("advertise_push", "allow");
     let record = inside.recorded("fetch", "allow");
     assert!(record["bytes_in"].as_u64() > Some(0) && record["bytes_out"].as_u64() > Some(0));
@@ -283,7 +283,7 @@ fn a_push_that_does_not_end_with_its_pack_is_refused() {
         0,
         b"\x02\x9d\x08\x82\x3b\xd8\xa8\xea\xb5\x10\xad\x6a\xc7\x5c\x82\x3c\xfd\x3e\xd3\x1e",
     );
-    // An object of five bytes that says it has none.
+    // An object of five bytes whose header claims none.
     let larger = b"\x30\x78\x01\x01\x05\x00\xfa\xffhello";
     for (pack, sentence) in [
         (

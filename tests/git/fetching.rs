@@ -1,4 +1,4 @@
-//! Reading: clone and fetch in every form, and which repositories.
+//! Clone and fetch in every form, and which repositories may be read.
 
 use testkit::output;
 
@@ -91,7 +91,7 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
         assert!(body.contains("Repo not authorized: acme/other"), "{body}");
         assert!(body.contains("\"reason\":\"git_repo\""), "{body}");
     }
-    // Other doors of a git host are closed.
+    // Other endpoints of a git host are refused.
     for path in [
         "acme/app",
         "acme/app/info/refs",
@@ -110,7 +110,7 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
         "{:?}",
         fixture.forge.requests()
     );
-    // A trial says the same.
+    // `palisade policy try` reports the same.
     for (url, verdict) in [
         ("acme/app/info/refs?service=git-upload-pack", "allow"),
         ("acme/other/info/refs?service=git-upload-pack", "deny"),
@@ -134,8 +134,8 @@ fn what_is_public_is_read_as_nobody() {
     fixture.git_in(&first, &["push", "-q", &other, "HEAD:refs/heads/main"]);
     let asked = fixture.forge.requests().len();
     let url = format!("{FORGE}/acme/other");
-    let key = "http.extraHeader=Authorization: Bearer of-somebody";
-    let cookie = "http.extraHeader=Private-Token: of-somebody";
+    let key = "http.extraHeader=Authorization: Bearer client-secret";
+    let cookie = "http.extraHeader=Private-Token: client-secret";
     let home = fixture.path("");
     fixture.git_in(
         &home,
@@ -144,19 +144,19 @@ fn what_is_public_is_read_as_nobody() {
     let seen = fixture.forge.requests().split_off(asked);
     assert!(!seen.is_empty());
     for one in &seen {
-        let describe = format!("{:?}", one.headers);
-        assert!(!describe.contains("of-somebody"), "{describe}");
+        let headers = format!("{:?}", one.headers);
+        assert!(!headers.contains("client-secret"), "{headers}");
         assert!(one.headers.contains_key("user-agent"));
     }
-    // Writing is not reading.
+    // Writing is not covered by public reading.
     let output = fixture.try_git(&first, &["push", &url, "HEAD:refs/heads/feature"]);
     assert!(output::stderr(&output).contains("Repo not authorized: acme/other"));
     let (status, body) = fixture.post(&format!("{url}/info/lfs/objects/batch"), b"{}", &[]);
     assert_eq!(status, 403, "{body}");
-    // To the registered one, the client's own credential goes with the request.
+    // Requests to the registered repository keep the client's own credential.
     fixture.git_in(&home, &["-c", key, "ls-remote", "-q", APP]);
     let last = fixture.forge.requests().pop().unwrap();
-    assert!(format!("{:?}", last.headers).contains("of-somebody"));
+    assert!(format!("{:?}", last.headers).contains("client-secret"));
 }
 
 #[test]

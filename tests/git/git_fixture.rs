@@ -1,4 +1,4 @@
-//! A gate, a forge behind it, and a container that uses git.
+//! Fixture: a gate, a forge behind it, and a container that uses git.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use testkit::{http, output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// Where the forge is, to clients.
+/// The URL of the forge for clients.
 pub(crate) const FORGE: &str = "https://forge.example";
 
 /// The repository the container is registered for.
 pub(crate) const APP: &str = "https://forge.example/acme/app";
 
-/// A policy of the operator's own, in the directory `mine`.
+/// A policy of the operator, in the directory `mine`.
 const BUNDLE: &str = r#"package git.push
 
 default allow := false
@@ -34,7 +34,7 @@ allow if {
 reason := "Only below ok." if not allow
 "#;
 
-/// Every git of this machine.
+/// Every git program of this machine.
 pub(crate) fn gits() -> Vec<&'static str> {
     let known = ["/usr/bin/git", "/usr/local/bin/git"];
     let there: Vec<&str> = known
@@ -54,7 +54,7 @@ pub(crate) struct GitFixture {
     version: u8,
 }
 
-/// What the operator says beside the usual.
+/// Settings beside the defaults.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FixtureOptions<'a> {
     /// More of the section `git`.
@@ -65,22 +65,22 @@ pub(crate) struct FixtureOptions<'a> {
     pub(crate) top: &'a str,
     /// Other hosts, and where they are.
     pub(crate) resolve: &'a str,
-    /// A bot's registration.
+    /// Registers the container as a bot.
     pub(crate) bot: bool,
-    /// The registration's own limit.
+    /// The push limit of the registration.
     pub(crate) limit: Option<u64>,
-    /// Whether the defaults of scan and restricted paths stay.
+    /// Whether secret scan and restricted paths are on.
     pub(crate) checked: bool,
 }
 
 impl GitFixture {
-    /// A gate that needs nobody to read packs, and a container that pushes as its user.
+    /// A gate that does not read packs, and a container that pushes as its user.
     pub(crate) fn new() -> Self {
         Self::with(FixtureOptions::default())
     }
 
     pub(crate) fn with(options: FixtureOptions<'_>) -> Self {
-        // A build that is worth measuring, where somebody measures.
+        // Benchmarks set another build.
         let binary = std::env::var("PALISADE_BINARY");
         let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         let ca = Ca::new("the internet's root");
@@ -133,7 +133,7 @@ impl GitFixture {
         ));
     }
 
-    /// Where the gate listens.
+    /// The address of the gate's proxy.
     pub(crate) fn proxy(&self) -> SocketAddr {
         self.proxy.address()
     }
@@ -143,7 +143,7 @@ impl GitFixture {
         self.gate_dir.control()
     }
 
-    /// Where the gate keeps its state.
+    /// The gate's state directory.
     pub(crate) fn state(&self) -> PathBuf {
         self.gate_dir.state()
     }
@@ -165,19 +165,19 @@ impl GitFixture {
         assert_eq!(answer.status, 201, "{}", answer.text());
     }
 
-    /// The same with another git and another version of the protocol.
+    /// Uses another git program and protocol version.
     pub(crate) fn speaking(&mut self, git: &str, version: u8) -> &Self {
         self.git = git.to_owned();
         self.version = version;
         self
     }
 
-    /// A path that is the test's own.
+    /// A path in the gate directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.gate_dir.path().join(name)
     }
 
-    /// A bare repository on the forge.
+    /// Creates a bare repository on the forge.
     pub(crate) fn bare(&self, name: &str, more: &[&str]) -> PathBuf {
         let dir = self
             .gate_dir
@@ -200,7 +200,7 @@ impl GitFixture {
         dir
     }
 
-    /// The forge's own copy of a repository.
+    /// The path of a repository on the forge.
     pub(crate) fn upstream(&self, name: &str) -> PathBuf {
         self.gate_dir
             .path()
@@ -208,7 +208,7 @@ impl GitFixture {
             .join(format!("{name}.git"))
     }
 
-    /// The refs the forge has.
+    /// The refs of a repository on the forge.
     pub(crate) fn refs(&self, name: &str) -> String {
         self.git_in(
             &self.upstream(name),
@@ -216,7 +216,7 @@ impl GitFixture {
         )
     }
 
-    /// git as the container runs it: through the gate.
+    /// A git command of the container, through the gate.
     pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(&self.git);
         command
@@ -236,19 +236,19 @@ impl GitFixture {
                 "user.email=agent@example.com",
             ])
             .args(["-c", "init.defaultBranch=main", "-c", "gc.auto=0"])
-            // What these tests push is small, or noise.
+            // The pushed data is small or incompressible.
             .args(["-c", "core.compression=0"])
             .args(args)
             .current_dir(dir);
         command
     }
 
-    /// Runs git, whatever comes of it.
+    /// Runs git, which may fail.
     pub(crate) fn try_git(&self, dir: &Path, args: &[&str]) -> Output {
         self.command(dir, args).output().unwrap()
     }
 
-    /// Runs git; it must go well. What it says.
+    /// Runs git, which must succeed, and returns its output.
     #[track_caller]
     pub(crate) fn git_in(&self, dir: &Path, args: &[&str]) -> String {
         let output = self.try_git(dir, args);
@@ -260,7 +260,7 @@ impl GitFixture {
         output::stdout(&output).trim_end().to_owned()
     }
 
-    /// A push that must be refused: git says so, in our words, and nothing moved upstream.
+    /// A push that must be refused with this sentence; upstream must not change.
     #[track_caller]
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
         let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
@@ -279,7 +279,7 @@ impl GitFixture {
         self.explained(&said, reason);
     }
 
-    /// What git printed names a request that `palisade why` and the audit log explain.
+    /// git's output names a request that `palisade why` and the audit log explain.
     #[track_caller]
     fn explained(&self, said: &str, reason: &str) {
         let (_, rest) = said.split_once("request ").expect("a request id");
@@ -309,7 +309,7 @@ impl GitFixture {
         dir
     }
 
-    /// The first commit, put upstream past the gate: it is the operator's own.
+    /// Pushes the first commit to upstream past the gate, as the operator.
     fn seed(&self, dir: &Path) {
         self.commit(dir, "README.md", "hello\n");
         let upstream = self.upstream("acme/app");
@@ -327,7 +327,7 @@ impl GitFixture {
         self.git_in(dir, &["commit", "-q", "-m", file]);
     }
 
-    /// The operator's words to the gate; they must go well.
+    /// Runs `palisade`, which must succeed.
     #[track_caller]
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.operator(args);
@@ -335,18 +335,18 @@ impl GitFixture {
         output::stdout(&output)
     }
 
-    /// The operator's words, whatever comes of them.
+    /// Runs `palisade`, which may fail.
     pub(crate) fn operator(&self, args: &[&str]) -> Output {
         self.operator_in(self.gate_dir.path(), args)
     }
 
-    /// The same in another directory.
+    /// Runs `palisade` in another directory.
     pub(crate) fn operator_in(&self, dir: &Path, args: &[&str]) -> Output {
         let mut command = self.gate_dir.palisade(args);
         command.current_dir(dir).output().unwrap()
     }
 
-    /// Starts the gate anew: ten pushes may come at once, and a new gate has seen none.
+    /// Restarts the gate, whose rate limit for pushes is then full again.
     pub(crate) fn rested(&self) {
         self.ok(&["gate", "restart"]);
     }
@@ -360,7 +360,7 @@ impl GitFixture {
             .collect()
     }
 
-    /// Asks on the control socket.
+    /// Sends a request to the control socket.
     pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
         let control = self.gate_dir.control();
         let answer = http::send(&control, method, path, body.to_string().as_bytes()).unwrap();
@@ -375,7 +375,7 @@ impl GitFixture {
             .text()
     }
 
-    /// The most memory the gate had, in KiB, and what it has now.
+    /// Peak and current memory of the gate, in KiB.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let status = self.ok(&["gate", "status", "--json"]);
         let status: Value = serde_json::from_str(&status).unwrap();
@@ -389,7 +389,7 @@ impl GitFixture {
         (field("VmHWM:"), field("VmRSS:"))
     }
 
-    /// curl as the container runs it: status and body.
+    /// Runs curl in the container: status and body.
     pub(crate) fn curl(&self, args: &[&str]) -> (u16, String) {
         let output = Command::new("curl")
             .env_clear()
@@ -406,7 +406,7 @@ impl GitFixture {
         (status.parse().unwrap(), body.to_owned())
     }
 
-    /// The same with a body from a file, as a push.
+    /// Posts a file as a push with curl.
     pub(crate) fn post(&self, target: &str, body: &[u8], headers: &[&str]) -> (u16, String) {
         let file = self.path("body");
         std::fs::write(&file, body).unwrap();
@@ -425,13 +425,13 @@ impl GitFixture {
     }
 }
 
-/// All that a command told, for a message.
+/// Status and output of a command, for messages.
 pub(crate) fn describe(output: &Output) -> String {
     let (out, err) = (output::stdout(output), output::stderr(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 
-/// Passes connections on from another address of loopback, which is another container's.
+/// Relays connections from another loopback address, which identifies another container.
 pub(crate) fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Bytes that no git would send.
+//! Malformed pushes that no git client sends.
 
 use std::io::Write;
 

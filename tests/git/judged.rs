@@ -1,5 +1,5 @@
-//! Pushes whose objects are read, with everything on: secrets wherever they hide, files that
-//! are the operator's, and what passes beside them.
+//! Pushes whose objects are checked, with all checks on: secrets in every kind of object,
+//! restricted files, and pushes that pass.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,7 +10,7 @@ use crate::git_fixture::{FixtureOptions, GitFixture, describe, gits};
 
 const TARGET: &str = "https://forge.example/acme/app/git-receive-pack";
 
-/// A token of the right shape. In two parts, so that nobody takes this file for a leak.
+/// A token of the right shape, in two parts, so that scanners do not report this file.
 fn token() -> String {
     format!("{}{}", "ghp_", "16C7e42F292c6912E7710c838347Ae178B4a")
 }
@@ -22,7 +22,7 @@ fn checked() -> GitFixture {
     })
 }
 
-/// A push that must be refused for a secret that nobody is shown. Gives the request's id.
+/// A push that must be refused for a secret that is not shown. Returns the request id.
 #[track_caller]
 fn holds_a_secret(fixture: &GitFixture, dir: &Path, args: &[&str]) -> String {
     let args = [&["push", "origin"], args].concat();
@@ -55,19 +55,19 @@ fn a_secret_is_found_wherever_it_hides() {
         for version in [0, 2] {
             let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: a new gate's bucket is full.
+                // Ten pushes at once, then one per second: a restarted gate has a full bucket.
                 fixture.ok(&["gate", "restart"]);
             }
             // In a file.
             fresh(fixture);
             fixture.commit(&dir, "settings.env", &secret);
             let id = holds_a_secret(fixture, &dir, &["HEAD:refs/heads/in-a-file"]);
-            // The operator is told the place.
+            // The operator sees the location.
             let why = fixture.ok(&["why", &id]);
             assert!(why.contains("'settings.env' (blob"), "{why}");
             assert!(!why.contains(&token()), "{why}");
 
-            // In a file that a later commit of the same push takes away.
+            // In a file that a later commit of the same push deletes.
             std::fs::remove_file(dir.join("settings.env")).unwrap();
             fixture.commit(&dir, "other", "x\n");
             holds_a_secret(fixture, &dir, &["HEAD:refs/heads/removed"]);
@@ -139,7 +139,7 @@ fn a_secret_that_no_ref_reaches_is_found_and_the_same_pack_without_it_passes() {
     assert!(fixture.refs("acme/app").contains(&new));
 }
 
-/// The bytes of a push of these objects, that makes `by-hand` at `new`.
+/// The bytes of a push of these objects that creates `by-hand` at `new`.
 fn push(fixture: &GitFixture, dir: &Path, new: &str, objects: &[&str]) -> Vec<u8> {
     let mut child = fixture
         .command(dir, &["pack-objects", "--stdout", "-q"])
@@ -163,7 +163,7 @@ fn push(fixture: &GitFixture, dir: &Path, new: &str, objects: &[&str]) -> Vec<u8
 fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
     let fixture = checked();
     let dir = fixture.working_copy("work");
-    // The operator has one.
+    // The operator's branch has a workflow.
     fixture.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
     let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
@@ -184,13 +184,13 @@ fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
         let args = ["push", "origin", "HEAD:refs/heads/workflow"];
         fixture.refused(&dir, &args, "git_path", sentence);
     }
-    // Taken away.
+    // Deleted.
     fixture.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
     fixture.git_in(&dir, &["rm", "-q", ".github/workflows/ci.yml"]);
     fixture.git_in(&dir, &["commit", "-q", "-m", "without"]);
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
     fixture.refused(&dir, &args, "git_path", sentence);
-    // Changed and put back, but somebody could make a branch of the commit between.
+    // Changed and restored; but a branch could be created at the commit in between.
     fixture.git_in(&dir, &["revert", "--no-edit", "HEAD"]);
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
     fixture.refused(&dir, &args, "git_path", sentence);
@@ -224,7 +224,7 @@ fn a_branch_may_begin_at_one_whose_workflows_are_not_the_default_branchs() {
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
     let sentence = "files that only the operator changes";
     fixture.refused(&dir, &args, "git_path", sentence);
-    // One that upstream had, and has nowhere any more.
+    // A commit that upstream had and no ref reaches any more.
     fixture.git_in(&upstream, &["branch", "-q", "-D", "develop"]);
     fixture.git_in(&upstream, &["update-ref", "-d", "refs/heads/fine"]);
     fixture.git_in(&upstream, &["update-ref", "-d", "refs/tags/v1"]);
@@ -269,7 +269,7 @@ fn clean_pushes_of_every_kind_are_read_and_pass() {
         "{there}"
     );
 
-    // A repository that names its objects with SHA-256, from nothing.
+    // A new repository with SHA-256 object names.
     fixture.bare("acme/long", &["--object-format=sha256"]);
     let long = fixture.path("long");
     std::fs::create_dir(&long).unwrap();

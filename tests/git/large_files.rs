@@ -1,4 +1,4 @@
-//! Large files, by the program that people have for them.
+//! Large files with git-lfs.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use testkit::output;
 
 use crate::git_fixture::{APP, FixtureOptions, GitFixture};
 
-/// Has git keep `*.bin` as large files in a working copy.
+/// Makes git-lfs track `*.bin` in a working copy.
 fn tracked(fixture: &GitFixture, name: &str) -> PathBuf {
     fixture.git_in(&fixture.path(""), &["lfs", "install", "--skip-repo"]);
     let dir = fixture.working_copy(name);
@@ -15,7 +15,7 @@ fn tracked(fixture: &GitFixture, name: &str) -> PathBuf {
     dir
 }
 
-/// The SHA-256 that stands in the pointer which was committed.
+/// The SHA-256 in the committed pointer.
 fn pointed(fixture: &GitFixture, dir: &Path, file: &str) -> String {
     let pointer = fixture.git_in(dir, &["show", &format!("HEAD:{file}")]);
     let oid = pointer
@@ -86,7 +86,7 @@ fn large_files_on_a_host_that_is_not_allowed_stay_here() {
     fixture.forge.store_large_files_at("nowhere.example");
     let first = tracked(&fixture, "first");
     fixture.commit(&first, "picture.bin", "not so large");
-    // It takes the refusal for a token that has run out, and would ask eight times.
+    // git-lfs takes the refusal for an expired token, and would retry eight times.
     fixture.git_in(&first, &["config", "lfs.transfer.maxretries", "1"]);
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
     let output = fixture.try_git(&first, &push);

@@ -1,5 +1,5 @@
-//! Git through the gate, with the git of the machine: the built binary, a real
-//! `git http-backend` on loopback, and a container of a shared network that loopback plays.
+//! Git through the gate with the machine's git: the built binary, a real
+//! `git http-backend` on loopback, and a container of a shared network that loopback stands for.
 
 #![allow(
     clippy::expect_used,

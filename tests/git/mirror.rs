@@ -345,7 +345,7 @@ fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
         at.display()
     );
     let said = git_fixture.ok(&["exec", "inside", "--", "sh", "-c", &line]);
-    assert_eq!(said, "", "git has nothing to say");
+    assert_eq!(said, "", "git prints nothing");
     let refs = fixture.refs();
     assert!(refs.contains("refs/heads/from-inside"), "{refs}");
     assert!(!refs.contains("refs/heads/main"), "{refs}");
@@ -427,7 +427,7 @@ fn a_mirror_that_is_not_configured_any_more_is_removed() {
     let (rest, _) = text.split_once("  mirrors:").unwrap();
     std::fs::write(&config, rest).unwrap();
     wait::until("the mirror to go", || (count() == 0).then_some(()));
-    // It comes back where it is wanted again.
+    // The mirror is created again when it is configured again.
     std::fs::write(&config, text).unwrap();
     wait::until("a clone", || {
         let top = fixture.git_fixture.path("");

@@ -1,4 +1,4 @@
-//! A mirror of a repository that is reached with a key, behind a real sshd on loopback.
+//! Fixture: a mirror of a repository behind a real sshd on loopback.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use testkit::sshd::Sshd;
 
 use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 
-/// The mirror, as the sandbox has it.
+/// The URL of the mirror inside the sandbox.
 pub(crate) const APP: &str = "http://palisade.internal/git/app";
 
-/// What no scanner lets pass.
+/// A secret that every scanner finds.
 pub(crate) const SECRET: &str = "AKIAQ3EGRTUVWXYZ4MNP";
 
 /// A gate with a mirror of a repository behind sshd.
@@ -22,17 +22,17 @@ pub(crate) struct MirrorFixture {
     upstream: tempfile::TempDir,
 }
 
-/// What is different.
+/// Options of the fixture.
 #[derive(Default)]
 pub(crate) struct MirrorOptions {
-    /// The operator pinned another key.
+    /// The operator pinned another host key.
     pub(crate) wrong_host_key: bool,
-    /// The gate's reader of objects is asked.
+    /// The gate checks the objects of a push.
     pub(crate) checked: bool,
     pub(crate) bot: bool,
-    /// The key is what a command prints.
+    /// The key comes from a command.
     pub(crate) printed: bool,
-    /// Somebody else is where upstream should be.
+    /// Another address for the upstream.
     pub(crate) address: Option<SocketAddr>,
     /// The upstream is the forge, over HTTPS.
     pub(crate) https: bool,
@@ -40,7 +40,7 @@ pub(crate) struct MirrorOptions {
     pub(crate) policy: &'static str,
     /// More at the top of palisade.yaml.
     pub(crate) top: &'static str,
-    /// Upstream's objects have long names.
+    /// The upstream uses SHA-256 object names.
     pub(crate) sha256: bool,
 }
 
@@ -97,7 +97,7 @@ impl MirrorFixture {
         fixture
     }
 
-    /// The upstream's own copy.
+    /// The bare repository of the upstream.
     pub(crate) fn bare(&self) -> PathBuf {
         let here = self.upstream.path().join("app.git");
         if here.exists() {
@@ -107,7 +107,7 @@ impl MirrorFixture {
         }
     }
 
-    /// The first commit, put there by the operator.
+    /// Pushes the first commit, as the operator.
     fn seed(&self, format: &str) {
         let dir = self.git_fixture.path("seed");
         std::fs::create_dir(&dir).unwrap();
@@ -139,7 +139,7 @@ impl MirrorFixture {
         self.git_fixture.path(name)
     }
 
-    /// git, which must fail and say so in our words; upstream stays as it is.
+    /// Runs git, which must fail with this sentence; upstream must not change.
     #[track_caller]
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
         let before = self.refs();

@@ -1,5 +1,5 @@
-//! Much of it: a large repository comes and goes whole. `just measure-git-traffic` says how
-//! long that takes beside the same past the gate.
+//! Clone and push of a large repository. `just measure-git-traffic` measures the time
+//! with and without the gate.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::git_fixture::{APP, FixtureOptions, GitFixture, describe};
 
-/// How large it is: small, unless somebody measures.
+/// The size of the repository: small, unless a benchmark sets it.
 fn size() -> (usize, usize) {
     let asked = std::env::var("PALISADE_GIT_MIB");
     asked.map_or((6, 1), |text| (text.parse().unwrap(), 3))
 }
 
-/// Files of 1 MiB that nothing makes smaller.
+/// Incompressible files of 1 MiB.
 fn fill(fixture: &GitFixture, dir: &Path, name: &str, files: usize) {
     let mut noise = std::fs::File::open("/dev/urandom").unwrap();
     for number in 0..files {
@@ -25,7 +25,7 @@ fn fill(fixture: &GitFixture, dir: &Path, name: &str, files: usize) {
     fixture.git_in(dir, &["commit", "-q", "-m", name]);
 }
 
-/// Runs git straight to the forge.
+/// Runs git directly against the forge.
 fn past_the_gate(fixture: &GitFixture, dir: &Path, args: &[&str]) {
     let at = fixture.forge.address();
     let led = format!(
@@ -84,7 +84,7 @@ fn a_large_repository_comes_and_goes_whole() {
         let post = "http.postBuffer=1048576";
         let push = ["-c", post, "push", "-q", "origin", &mine];
         let through = timed(|| drop(fixture.git_in(&dir, &push)));
-        // The same objects once more: upstream forgets them in between.
+        // The same objects again: upstream deletes them in between.
         let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
         assert!(fixture.refs("acme/app").contains(&head));
         let made = format!("refs/heads/mine-{round}");

@@ -12,7 +12,7 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
         for version in [0, 1, 2] {
             let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: a new gate's bucket is full.
+                // Ten pushes at once, then one per second: a restarted gate has a full bucket.
                 fixture.ok(&["gate", "restart"]);
             }
             let name = |what: &str| format!("{what}-{at}-{version}");
@@ -23,7 +23,7 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
                 &dir,
                 &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
             );
-            // A branch of its own is moved, and rewritten.
+            // The sandbox's own branch is moved, and rewritten.
             fixture.commit(&dir, &name("file"), "two\n");
             fixture.git_in(
                 &dir,
@@ -129,7 +129,7 @@ fn a_branch_that_upstream_did_not_make_is_nobodys() {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&hook, mode).unwrap();
     let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/new"]);
-    // Upstream's own refusal is heard as it is.
+    // Upstream's own refusal is passed on unchanged.
     assert!(!output.status.success());
     let said = output::stderr(&output);
     assert!(

@@ -1,4 +1,4 @@
-//! Pushes that are refused: git prints our sentence and fails, and upstream sees nothing.
+//! Refused pushes: git prints our sentence and fails, and upstream receives nothing.
 
 use testkit::output;
 
@@ -21,8 +21,9 @@ fn every_rule_about_refs_refuses_in_words_that_git_prints() {
         for version in [0, 2] {
             let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: the bucket is the gate's, and a new gate's
-                // is full.
+                // Ten pushes at once, then one per second: the bucket belongs to the gate, and a
+                // restarted
+                // gate has a full one.
                 fixture.ok(&["gate", "restart"]);
             }
             for (specs, reason, sentence) in [
@@ -115,7 +116,7 @@ fn a_push_to_a_host_that_is_not_gits_is_refused() {
     assert_eq!(status, 403, "{body}");
     assert!(body.contains("\"rule\":\"git.hosts\""), "{body}");
     assert_eq!(fixture.forge.requests().len(), asked);
-    // Reading is the allowlist's business there.
+    // The allowlist decides about reading there.
     fixture.git_in(&dir, &["ls-remote", url]);
 }
 
@@ -143,7 +144,7 @@ fn pushes_that_come_too_fast_are_refused() {
     let kind = "content-type: application/x-git-receive-pack-request";
     let mut args = vec!["-H", kind, "--data-binary", &data];
     args.extend([TARGET; 40]);
-    // One connection, one after the other.
+    // One connection, in sequence.
     let (_, said) = fixture.curl(&args);
     let of = |word: &str| said.matches(word).count();
     let (judged, rate) = (

@@ -1,4 +1,4 @@
-//! The verification list of seed 003, as far as it is about git, with the git of the machine.
+//! The verification list of seed 003, its part about git, with the machine's git.
 
 use std::net::SocketAddr;
 use std::process::Output;
@@ -49,7 +49,7 @@ fn seed_003_line_03_branch_deletion_is_refused() {
             .refs("acme/app")
             .contains("refs/heads/feature-branch")
     );
-    // A client that reads no report is refused by the status.
+    // A client that does not read the report is refused by the status.
     let (old, zero) = ("1".repeat(40), "0".repeat(40));
     let command = format!("{old} {zero} refs/heads/feature-branch\0");
     let body = format!("{:04x}{command}0000", command.len() + 4);

@@ -1,4 +1,4 @@
-//! How large a push may be, and what it costs the gate.
+//! Size limits of a push, and its memory in the gate.
 
 use serde_json::json;
 use testkit::output;
@@ -7,7 +7,7 @@ use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 
 const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
 
-/// A push of exactly that many bytes.
+/// A push of exactly this many bytes.
 fn body(length: usize) -> Vec<u8> {
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {one} refs/heads/main\0report-status");

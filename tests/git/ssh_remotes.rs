@@ -36,7 +36,7 @@ fn ssh_origins_are_fetched_and_pushed_over_https() {
         let tip = inside("git rev-parse HEAD");
         let pushed = format!("refs/heads/{name} {}", tip.trim());
         assert!(fixture.refs("acme/app").contains(&pushed), "{origin}");
-        // What an agent types, whatever its origin is.
+        // The commands of an agent, independent of its origin.
         inside("git ls-remote git@forge.example:acme/app");
     }
 }

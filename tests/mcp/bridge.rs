@@ -1,4 +1,4 @@
-//! A gate with a stdio server behind it, and a client that says what a test wants said.
+//! Fixture: a gate with a stdio server behind the bridge, and an HTTP client.
 
 use std::fmt::Write as _;
 use std::io::{BufReader, Write as _};
@@ -16,11 +16,11 @@ use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place whose gate serves tools.
+/// A gate directory whose gate serves tools.
 pub(crate) struct Bridge {
     pub(crate) gate_dir: GateDir,
     pub(crate) address: SocketAddr,
-    /// Held while the gate's address is one of this machine's loopback.
+    /// Reserved while the gate's address is on the machine's loopback.
     port: Option<Arc<Port>>,
     tools: String,
     server: String,
@@ -37,9 +37,9 @@ impl Bridge {
         }
     }
 
-    /// The same at an address that nothing else uses.
+    /// A fixture at an address that nothing else uses.
     pub(crate) fn at(address: SocketAddr) -> Self {
-        // A build that is worth measuring, where somebody measures.
+        // Benchmarks set another build.
         let binary = std::env::var("PALISADE_BINARY");
         let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         Self {
@@ -52,12 +52,12 @@ impl Bridge {
         }
     }
 
-    /// Our own server as `fixture`.
+    /// Adds `mcp-fixture` as the tool `fixture`.
     pub(crate) fn with_fixture() -> Self {
         Self::new().fixture("fixture", &[])
     }
 
-    /// Our own server under a name, with switches.
+    /// Adds `mcp-fixture` under a name, with options.
     pub(crate) fn fixture(self, name: &str, switches: &[&str]) -> Self {
         let program = testkit::mcp::fixture();
         let mut command = vec![program.to_str().unwrap()];
@@ -65,7 +65,7 @@ impl Bridge {
         self.tool(name, &command, "")
     }
 
-    /// A tool with this command, and more lines of its entry.
+    /// Adds a tool with this command, and more lines of its entry.
     pub(crate) fn tool(mut self, name: &str, command: &[&str], more: &str) -> Self {
         let command = json!(command);
         writeln!(self.tools, "  - name: {name}\n    command: {command}").unwrap();
@@ -75,13 +75,13 @@ impl Bridge {
         self
     }
 
-    /// A line of the section `server`.
+    /// Adds a line to the section `server`.
     pub(crate) fn server(mut self, line: &str) -> Self {
         writeln!(self.server, "  {line}").unwrap();
         self
     }
 
-    /// A policy bundle `guard` for tool calls, with these rules.
+    /// Adds a policy bundle `guard` for tool calls, with these rules.
     pub(crate) fn policy(self, rules: &str) -> Self {
         let dir = self.path("guard");
         std::fs::create_dir_all(&dir).unwrap();
@@ -95,19 +95,19 @@ impl Bridge {
         ))
     }
 
-    /// Another section of the file.
+    /// Adds another section of the file.
     pub(crate) fn section(mut self, section: &str) -> Self {
         writeln!(self.sections, "{section}").unwrap();
         self
     }
 
-    /// Writes the operator's file and starts the gate.
+    /// Writes palisade.yaml and starts the gate.
     pub(crate) fn start(&self) -> GateProcess<'_> {
         self.write();
         self.gate_dir.start()
     }
 
-    /// Writes the operator's file.
+    /// Writes palisade.yaml.
     pub(crate) fn write(&self) {
         self.gate_dir.write_config(&self.text(&self.sections));
     }
@@ -135,7 +135,7 @@ impl Bridge {
         );
     }
 
-    /// Writes the file anew, with our own server under these names and switches.
+    /// Writes palisade.yaml again, with `mcp-fixture` under these names and options.
     pub(crate) fn rewrite(&self, fixtures: &[(&str, &[&str])]) {
         let mut changed = Self {
             gate_dir: GateDir::new(PALISADE),
@@ -151,12 +151,12 @@ impl Bridge {
         self.gate_dir.write_config(&changed.text(&changed.sections));
     }
 
-    /// Where a tool is.
+    /// The path of a tool.
     pub(crate) fn url(&self, tool: &str) -> String {
         format!("http://{}/mcp/{tool}", self.address)
     }
 
-    /// A file of the place.
+    /// A file in the gate directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.gate_dir.path().join(name)
     }
@@ -166,7 +166,7 @@ impl Bridge {
         connect(self.address)
     }
 
-    /// Sends a request on a connection of its own, and does not wait.
+    /// Sends a request on a new connection, and does not wait.
     pub(crate) fn send(
         &self,
         method: &str,
@@ -177,7 +177,7 @@ impl Bridge {
         send(self.address, method, path, headers, body)
     }
 
-    /// Sends a request and reads its answer to the end.
+    /// Sends a request and reads the whole response.
     pub(crate) fn request(
         &self,
         method: &str,
@@ -188,7 +188,7 @@ impl Bridge {
         exchange(self.address, method, path, headers, body)
     }
 
-    /// The value of a series in the gate's metrics; none where it is not there.
+    /// The value of a series in the gate's metrics, if it exists.
     pub(crate) fn metric(&self, series: &str) -> Option<u64> {
         let text = self.request("GET", "/metrics", &[], "").text();
         value_of(&text, series)
@@ -202,7 +202,7 @@ impl Bridge {
         );
     }
 
-    /// Sends a request as it is written, and reads its answer to the end.
+    /// Sends raw request bytes, and reads the whole response.
     pub(crate) fn raw(&self, request: &str) -> HttpResponse {
         let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
@@ -215,18 +215,18 @@ impl Bridge {
         self.request("POST", &path, &[], &body.to_string())
     }
 
-    /// A session with a tool, as revisions up to 2025-11-25 have them.
+    /// Opens a session with a tool, as of revisions up to 2025-11-25.
     pub(crate) fn session(&self, tool: &str) -> Session<'_> {
         self.try_session(tool)
             .unwrap_or_else(|answer| panic!("no session: {answer:?}"))
     }
 
-    /// The same, or what was answered instead.
+    /// Opens a session, or returns the refusal.
     pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, HttpResponse> {
         self.session_of(tool, None)
     }
 
-    /// The same for an agent of that name.
+    /// Opens a session for an agent of that name.
     pub(crate) fn session_of(
         &self,
         tool: &str,
@@ -274,7 +274,7 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends a request to an address on a connection of its own, and does not wait.
+/// Sends a request to an address on a new connection, and does not wait.
 pub(crate) fn send(
     address: SocketAddr,
     method: &str,
@@ -300,7 +300,7 @@ pub(crate) fn send(
     stream
 }
 
-/// Sends a request to an address and reads its answer to the end.
+/// Sends a request to an address and reads the whole response.
 pub(crate) fn exchange(
     address: SocketAddr,
     method: &str,
@@ -344,7 +344,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Its headers.
+    /// The headers of the session.
     pub(crate) fn headers(&self) -> Vec<(&str, &str)> {
         let agent = self.agent.as_deref();
         let agent = agent.map(|agent| ("X-Agent-ID", agent));
@@ -357,7 +357,7 @@ impl Session<'_> {
         .collect()
     }
 
-    /// Posts a message and reads the answer to its end.
+    /// Posts a message and reads the whole response.
     pub(crate) fn post(&self, body: &str) -> HttpResponse {
         self.bridge
             .request("POST", &self.path, &self.headers(), body)
@@ -368,7 +368,7 @@ impl Session<'_> {
         self.bridge.send("POST", &self.path, &self.headers(), body)
     }
 
-    /// Calls a tool; its whole answer, whatever it is.
+    /// Calls a tool and returns the whole response.
     pub(crate) fn call(&self, name: &str, arguments: &Value) -> Value {
         let params = json!({"name": name, "arguments": arguments});
         let answer = self.post(&request(1, "tools/call", &params));
@@ -388,7 +388,7 @@ impl Session<'_> {
             .to_owned()
     }
 
-    /// Ends it.
+    /// Ends the session.
     pub(crate) fn delete(&self) -> u16 {
         let answer = self
             .bridge
@@ -397,7 +397,7 @@ impl Session<'_> {
     }
 }
 
-/// The JSON-RPC messages of an answer, JSON or events.
+/// The JSON-RPC messages of a response, as JSON or events.
 pub(crate) fn messages(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let events = answer
@@ -411,7 +411,7 @@ pub(crate) fn messages(answer: &HttpResponse) -> Vec<Value> {
         .collect()
 }
 
-/// The Node that came with them.
+/// The Node.js that was installed with the clients.
 pub(crate) fn node() -> Command {
     Command::new(testkit::mcp::peers().join("node_modules/.bin/node"))
 }

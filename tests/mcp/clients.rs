@@ -7,7 +7,7 @@ use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
-/// Who asks.
+/// The client under test.
 #[derive(Clone, Copy, Debug)]
 enum Client {
     Python,
@@ -15,7 +15,7 @@ enum Client {
 }
 
 impl Client {
-    /// How it can connect, and the path of each.
+    /// The transports of the client, with the path of each.
     fn ways(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Client::Python => &[("http", "/mcp/"), ("handshake", "/mcp/"), ("sse", "/sse")],
@@ -42,7 +42,7 @@ impl Client {
     }
 }
 
-/// Every way of a client to a server behind a bridge holds what it must.
+/// Every transport of a client to a server behind the bridge shows the expected results.
 fn drive(
     client: Client,
     server: &str,
@@ -153,8 +153,8 @@ fn the_python_client_gets_everything_from_our_server() {
             "cancel",
             "error",
         ];
-        // Its client of the older transport does not come back, and the newest revision has
-        // nothing to come back to.
+        // This client does not reconnect over the older transport, and the newest revision has
+        // no stream to resume.
         checks.extend((way == "handshake").then_some("resume"));
         checks
     });

@@ -1,5 +1,5 @@
-//! The recorded decisions about tool calls: through the bridge in both eras and the older
-//! HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
+//! The recorded decisions about tool calls: through the bridge in both protocol eras and the
+//! older HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
 //! (`tests/corpus/`).
 
 mod inside;
@@ -11,7 +11,7 @@ use testkit::http::HttpResponse;
 
 use crate::bridge::{Bridge, messages, request};
 
-/// One bundle about calls and answers, and one about what a server asks of its client.
+/// One bundle about calls and results, and one about requests of a server to its client.
 const AUTHZ: &str = r#"package mcp.authz
 
 default decision := {"action": "allow"}
@@ -96,12 +96,12 @@ fn with_bundles(entry: &str) -> Bridge {
     )
 }
 
-/// A bridge whose clients need no name.
+/// A bridge that does not require client names.
 fn start() -> Bridge {
     with_bundles("deny: [crash]").server("enforce_agent_id: false")
 }
 
-/// What a client sees of an answer: its status, and the outcome of each message.
+/// The client's view of a response: its status, and the outcome of each message.
 fn outcome(answer: &HttpResponse) -> String {
     let mut seen = vec![format!("status {}", answer.status)];
     seen.extend(messages(answer).iter().filter_map(outcome_of_message));

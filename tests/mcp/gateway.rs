@@ -1,5 +1,5 @@
-//! A gateway in another container, played by curl in a network namespace of its own: it reaches
-//! the hooks over a network, and can present the token only as a part of the URL.
+//! A gateway in another container, simulated by curl in a network namespace: it reaches
+//! the hooks over a network, and can send the token only as a part of the URL.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -92,7 +92,7 @@ mod needs_root {
         let answer = post(&gateway, "", before, &["-H", &bearer], &call("read"));
         assert_eq!((answer.status, answer.text()), (200, String::new()));
 
-        // Docker's gateway takes an empty answer for a pass, whatever the status.
+        // Docker's gateway takes an empty body for a pass, with any status.
         let user = format!("{ENCODED}:x@");
         for credentials in ["", "x:wrong@", "x:@", user.as_str()] {
             for (path, body) in [(before, call("read")), (after, result("a s3cret"))] {

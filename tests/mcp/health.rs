@@ -71,13 +71,13 @@ fn seed_000_a_tool_stays_unavailable_until_it_was_started() {
     let _gate = bridge.start();
     let tool = |name: &str| {
         let answer = health(bridge.address);
-        // One bad server affects no other part.
+        // A failing server affects no other component.
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["tools"][name].clone()
     };
     assert_eq!(tool("fixture")["status"], "ok");
     assert_eq!(bridge.try_session("fixture").err().unwrap().status, 503);
-    // Also when its time to wait is over, and until it was started.
+    // Also after its backoff, and until it was started.
     for attempt in 2..=3_u64 {
         wait::until("another attempt", || {
             let state = tool("fixture");
@@ -147,7 +147,7 @@ fn seed_000_policy_loaded_follows_reloads() {
     let state = gate.get("/internal/health").json();
     let error = state["errors"]["policy_loaded"].as_str().unwrap();
     assert!(error.contains("guard"), "{error}");
-    // The old one judges calls meanwhile.
+    // The old bundle decides calls meanwhile.
     bridge
         .session("fixture")
         .text("test_simple_text", &serde_json::json!({}));
@@ -156,7 +156,7 @@ fn seed_000_policy_loaded_follows_reloads() {
     assert_eq!(reload(), Some(0));
     assert_eq!(checks(), (true, true));
 
-    // Mistakes elsewhere say nothing about policies.
+    // Errors in other sections do not affect policies.
     bridge
         .gate_dir
         .write_config("version: \"1.0\"\nnonsense: 1\n");

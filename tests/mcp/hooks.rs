@@ -1,4 +1,4 @@
-//! The hooks as a gateway on the same machine calls them.
+//! The hooks, called by a gateway on the same machine.
 
 use serde_json::{Value, json};
 use testkit::gate::GateProcess;
@@ -8,7 +8,7 @@ use testkit::port::Port;
 
 use crate::bridge::{Bridge, request};
 
-/// Asserts that both dialects take an answer for a refusal, and returns the reason.
+/// Asserts that a response is a refusal in both dialects, and returns the reason.
 #[track_caller]
 pub(crate) fn refused(answer: &HttpResponse) -> String {
     let body = answer.json();
@@ -29,7 +29,7 @@ fn short(name: &str) -> Value {
     })
 }
 
-/// What Docker's gateway posts.
+/// A request of Docker's gateway.
 fn docker(name: &str, text: &str) -> Value {
     json!({"method": "tools/call", "params": {"name": name, "arguments": {"text": text}}})
 }
@@ -129,7 +129,7 @@ fn seed_000_hook_refusals_have_the_block_form() {
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
         refused(&answer);
     }
-    // The name of a page that was made to resolve to this address.
+    // A host name of a web page that resolves to this address (DNS rebinding).
     let rebound = "POST /intercept/before HTTP/1.1\r\nHost: rebound.example\r\nConnection: close\r\n\
                    Content-Length: 4\r\n\r\nnull";
     assert_eq!(
@@ -162,14 +162,14 @@ decision := {"action": "block", "reason": "no deleting"} if input.name == "delet
     for (action, tool, count) in [
         ("pass", "search", 2),
         ("block", "delete", 1),
-        // The server, where its name is known.
+        // The server's name, if it is known.
         ("pass", "fixture", 1),
         ("pass", "fetch", 1),
         ("pass", "unknown", 0),
     ] {
         assert_eq!(intercepts(&bridge, "before", action, tool), count, "{tool}");
     }
-    // An agent that makes up names makes no further series.
+    // An agent that invents names creates no further series.
     for number in 0..200 {
         bridge.hook("before", &docker(&format!("made_up_{number}"), "x"));
     }

@@ -1,5 +1,5 @@
-//! A server that crashes, hangs, floods or clings harms nobody but its own sessions, and they
-//! are told at once.
+//! A server that crashes, hangs, floods or ignores signals affects only its own sessions, which
+//! receive an error at once.
 
 use std::io::BufReader;
 use std::path::Path;
@@ -10,7 +10,7 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Far below any time-out of the bridge, far above what a busy machine needs.
+/// Far below any timeout of the bridge, far above what a busy machine needs.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 fn is_error(answer: &Value) -> bool {
@@ -34,7 +34,7 @@ fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
         assert!(waiting.is_some_and(is_error), "{waiting:?}");
         assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
         other.text("test_simple_text", &json!({}));
-        // The next one starts anew.
+        // The next call starts a new server.
         bridge
             .session("fixture")
             .text("test_simple_text", &json!({}));
@@ -69,7 +69,7 @@ fn junk_on_stdout_is_dropped_and_counted() {
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .sum();
     assert!(junk >= 20_000.0, "{junk}\n{metrics}");
-    // Said, but not twenty thousand times.
+    // Logged, but not twenty thousand times.
     assert!(gate.stderr().lines().count() < 1000, "{}", gate.stderr());
 }
 
@@ -101,7 +101,7 @@ fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
     let other = bridge.session("fixture");
     let before = memory(gate.pid());
     let session = bridge.session("fixture");
-    // Whether the session survives is the bridge's choice; that it is told something is not.
+    // The bridge may end the session or not, but it must answer.
     let answer = session.call("flood", &json!({"lines": 0, "bytes": 300_000_000}));
     assert!(
         is_error(&answer) || answer["result"].is_object(),
@@ -216,8 +216,7 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
     assert_eq!(seen.get("GATE_SECRET"), None, "{seen}");
 }
 
-/// A process's own memory, in bytes (proc_pid_status(5)). Not the pages of its program, which
-/// come and go.
+/// A process's private memory, in bytes (proc_pid_status(5)), without the pages of its program.
 pub(crate) fn memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mut lines = status.lines();

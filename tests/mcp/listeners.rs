@@ -18,7 +18,7 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const TOKEN: &str = "a-token-of-the-operator";
 const OTHER: &str = "another-token-of-the-operator";
 
-/// A gate's place with our own server as `fixture`.
+/// A gate directory with `mcp-fixture` as `fixture`.
 struct Fixture {
     gate_dir: GateDir,
 }
@@ -62,7 +62,7 @@ fn anywhere(port: &Port) -> SocketAddr {
     (Ipv4Addr::UNSPECIFIED, port.address().port()).into()
 }
 
-/// Posts on a connection that stays open.
+/// Posts on a persistent connection.
 fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str) {
     let mut head = format!(
         "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n\
@@ -72,11 +72,11 @@ fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str
     for (name, value) in headers {
         write!(head, "{name}: {value}\r\n").unwrap();
     }
-    // One that was closed already is found out by reading.
+    // A closed connection is detected by reading.
     let _ = stream.write_all(format!("{head}\r\n{body}").as_bytes());
 }
 
-/// Begins a session at an address, as a client that says this Host and shows this token.
+/// Opens a session at an address, with this Host and this token.
 fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> HttpResponse {
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers = vec![("Host", host)];
@@ -88,11 +88,11 @@ fn is_closed(address: SocketAddr) -> bool {
     TcpStream::connect(address).is_err()
 }
 
-/// Asserts that no request is answered on a connection any more.
+/// Asserts that no request is answered on the connection any more.
 fn ends(mut stream: TcpStream) {
     post(&stream, "/mcp/fixture", &[("Host", "localhost")], &begin());
     let mut rest = Vec::new();
-    // It ends, or breaks off.
+    // The connection ends or is reset.
     let _ = stream.read_to_end(&mut rest);
     assert_eq!(String::from_utf8_lossy(&rest), "");
 }
@@ -115,7 +115,7 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
     assert_eq!(listed(&gate), at(anywhere(&old)));
     let answer = initialize(old.address(), "localhost", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
-    // The name of a page that leads here: what keeps it out is the token.
+    // A host name of a web page that resolves to this address: the token keeps it out.
     let answer = initialize(old.address(), "rebound.example", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
     let answer = initialize(old.address(), "gate.example", Some(TOKEN));
@@ -184,7 +184,7 @@ fn the_same_port_moves_between_every_address_and_the_loopback() {
         assert_eq!(listed(&gate), at(anywhere(&port)));
         assert_eq!(initialize(port.address(), "localhost", None).status, 401);
     }
-    // The gate's sockets overlapped for a moment; another process still gets no share.
+    // The gate's sockets overlapped briefly; another process still cannot bind the port.
     assert!(TcpListener::bind(port.address()).is_err());
 }
 
@@ -208,7 +208,7 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
     let call = json!({"name": "sleep", "arguments": {"ms": 2000}});
     let body = request(1, "tools/call", &call);
     post(&busy, "/mcp/fixture", &headers, &body);
-    // A stream begins before its answer is there.
+    // A stream starts before its response exists.
     let mut answer = http::read_head(&busy).unwrap();
     assert_eq!(answer.status, 200);
 
@@ -218,7 +218,7 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
         assert_eq!(answer.status, status, "{token:?}: {}", answer.text());
     }
     ends(idle);
-    // What had begun is finished, and nothing after it.
+    // A started response is finished, and no later request is answered.
     while let Some(chunk) = http::read_chunk(&busy).unwrap() {
         answer.body.extend(chunk);
     }
@@ -268,7 +268,7 @@ fn an_address_that_is_taken_at_the_start_degrades_and_blocks_no_reload() {
     assert_eq!(listed(&gate), (Value::Null, Value::Null));
     let health = || gate.get("/internal/health").json();
     assert_eq!(health()["checks"]["mcp_listening"], false);
-    // What it has nothing to do with can still change.
+    // Unrelated settings can still change.
     fixture.reload(&format!(
         "{}, enforce_agent_id: true",
         single(port.address(), None)

@@ -1,4 +1,4 @@
-//! What operators count and log of tool calls.
+//! Metrics and logs of tool calls.
 
 use std::io::BufReader;
 use std::path::Path;
@@ -11,7 +11,7 @@ use testkit::{output, wait};
 use crate::bridge::{Bridge, Session, initialize, messages, request};
 use crate::relay::events;
 
-/// The series of a tool's calls that ended so.
+/// The series of a tool's calls with that status.
 fn calls(tool: &str, status: &str) -> String {
     format!(
         r#"polis_sidecar_tool_executions_total{{tool_id="{tool}",runtime_type="local",status="{status}"}}"#
@@ -36,7 +36,7 @@ fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     )
 }
 
-/// A call of 2026-07-28, sent and not waited for.
+/// Sends a call of 2026-07-28, and does not wait.
 fn send_modern(bridge: &Bridge, tool: &str, name: &str, arguments: &Value) -> std::net::TcpStream {
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -54,7 +54,7 @@ fn send_modern(bridge: &Bridge, tool: &str, name: &str, arguments: &Value) -> st
 }
 
 fn wait_for_start(file: &Path) {
-    wait::until("the call to be under way", || {
+    wait::until("the call to be in flight", || {
         let text = std::fs::read_to_string(file).ok()?;
         text.contains("started").then_some(())
     });
@@ -84,7 +84,7 @@ fn seed_000_metrics_are_served_where_configured_and_reload() {
     for path in ["/a/b", "/numbers", "/metrics"] {
         assert_eq!(get(path).status, 404, "{path}");
     }
-    // The operator's own socket has them in any case.
+    // The control socket always serves the metrics.
     assert!(is_served(&gate.get("/internal/metrics")));
 
     bridge.reload_with("");
@@ -106,7 +106,7 @@ fn seed_000_a_metrics_path_that_is_taken_is_refused() {
     }
 }
 
-/// A server that introduces itself, closes its input, and lives on.
+/// A server that initializes, closes its input, and keeps running.
 const CLOSES_INPUT: &str = r#"read -r line
 echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"x","version":"1"}}}'
 read -r line
@@ -129,10 +129,10 @@ fn seed_000_a_failed_write_is_500_and_logged() {
     let line = wait_for_line(&gate, &["mcp tool write failed"]);
     assert!(line.contains("ERROR") && line.contains("closes"), "{line}");
     bridge.wait_for_metric(&calls("closes", "error"), 1);
-    // It is of no more use: it is ended, and so is its session.
+    // The server is unusable: it is ended with its session.
     bridge.wait_for_metric(&processes("polis_sidecar_processes", "closes"), 0);
     assert_eq!(session.post(&request(2, "ping", &json!({}))).status, 404);
-    // The older transport has the same answer.
+    // The older transport answers the same.
     let mut stream = BufReader::new(bridge.send("GET", "/sse/closes", &[], ""));
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
@@ -186,7 +186,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     let bridge = Bridge::with_fixture().tool("short", &command, "runtime: {timeout: 1s}");
     let _gate = bridge.start();
     let hang = json!({"name": "hang", "arguments": {}});
-    // On a busy machine a second may be too short for its introduction.
+    // On a busy machine a second may be too short for the initialization.
     let short: Session<'_> = wait::until("a session", || bridge.try_session("short").ok());
     let answer = short.post(&request(1, "tools/call", &hang));
     assert!(
@@ -215,7 +215,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     });
     assert_eq!(session.post(&cancel.to_string()).status, 202);
     bridge.wait_for_metric(&calls("fixture", "cancelled"), 1);
-    // A client of the newest revision cancels by leaving.
+    // A client of the newest revision cancels by disconnecting.
     let file = bridge.path("left");
     let open = send_modern(&bridge, "fixture", "cancellable", &json!({ "file": file }));
     wait_for_start(&file);

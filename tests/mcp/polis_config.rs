@@ -1,4 +1,4 @@
-//! The configuration file of seed 000, as it stands there.
+//! The configuration file of seed 000, verbatim.
 
 use std::io::{BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,10 +14,10 @@ use crate::bridge::{Bridge, initialize};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// Word for word.
+/// The file, verbatim.
 const SEED: &str = include_str!("../../crates/config/tests/data/polis-config.yaml");
 
-/// Where the seed's file says that everything listens.
+/// The address of all services in the seed's file.
 pub(crate) const PORT_8090: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 
@@ -46,7 +46,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     }
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(SEED);
-    // Port 8090 of this machine may be taken, and 'jaeger' is nobody's business.
+    // Port 8090 of this machine may be taken, and `jaeger` must not be resolved.
     let gate = gate_dir.start_with(|command| {
         *command = inside::alone(command);
         command.stdin(Stdio::null()).stdout(Stdio::null());

@@ -1,4 +1,4 @@
-//! Requests that are refused where tools are served, and the words of the refusals.
+//! Requests that the tool listeners refuse, and the messages of the refusals.
 
 use std::io::{BufReader, Write};
 
@@ -53,7 +53,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
         let expected = if *path == "/message" { 404 } else { 200 };
         assert_eq!(answer.status, expected, "{path}: {}", answer.text());
     }
-    // How the refusal of a hook is written is up to its dialect; it lets nothing pass.
+    // The form of a hook's refusal depends on its dialect; all block the call.
     let call = json!({
         "version": "1.0", "type": "before", "request_id": "r", "method": "tools/call",
         "timestamp": "2026-01-01T00:00:00Z", "params": {"name": "x"}, "tool_id": "fixture",
@@ -97,7 +97,7 @@ fn seed_000_an_agent_without_a_name_is_refused_where_enforced() {
     let path = "/mcp/fixture?agent_id=review";
     let answer = bridge.request("POST", path, &[], &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
-    // Health and metrics belong to no agent.
+    // Health and metrics need no agent name.
     assert_eq!(bridge.request("GET", "/health", &[], "").status, 200);
 }
 

@@ -1,4 +1,4 @@
-//! What is said arrives as it was said, and at nobody else.
+//! Messages arrive unchanged, and only at their own session.
 
 use std::io::{BufReader, Read, Write};
 
@@ -7,7 +7,7 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Numbers no type of ours can hold, keys out of order and twice, escapes and what they escape.
+/// Numbers that no Rust type can hold, unordered and duplicate keys, escapes.
 const ARGUMENTS: &str = r#"{"z":123456789012345678901234567890,"a":-0.10000000000000000555111512312578270211815834045410156250e+400,"f":1.10,"u":"\u00e9é✓ \ud83d\ude00","nested":{"b":[1,2,{"y":null,"x":true}],"a":{}},"":"\/"}"#;
 
 #[test]
@@ -25,7 +25,7 @@ fn every_byte_of_a_call_survives_in_both_directions() {
         "{text}"
     );
     assert!(text.contains("\"id\":99999999999999999999"), "{text}");
-    // What the server was given, which it returns as a text.
+    // The arguments that the server received, returned as a text.
     let given = format!(r#"{{"unknown":[1.0],"name":"echo_raw","arguments":{ARGUMENTS}}}"#);
     assert!(text.contains(&Value::from(given).to_string()), "{text}");
 }
@@ -129,12 +129,12 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     }
 }
 
-/// The events of a stream, until one holds that text: their ids and what they say.
+/// The ids and data of a stream's events, up to the event that contains `until`.
 pub(crate) fn events(stream: &mut impl Read, until: &str) -> Vec<(String, String)> {
     let mut text = String::new();
     while !text.contains(until) || !text.ends_with("\n\n") {
         let chunk = http::read_chunk(&mut *stream).unwrap();
-        text += &String::from_utf8(chunk.expect("the stream goes on")).unwrap();
+        text += &String::from_utf8(chunk.expect("the stream continues")).unwrap();
     }
     let field = |event: &str, name: &str| {
         let line = event.lines().find_map(|line| line.strip_prefix(name));

@@ -8,12 +8,12 @@ use testkit::{http, wait};
 
 use crate::bridge::Bridge;
 
-/// Reports on stderr, which is in the gate's log, that it runs and that it was terminated.
+/// Reports on stderr, which the gate logs, that it runs and that it was terminated.
 const POLITE: &str = "trap 'echo was terminated >&2; exit 0' TERM
     echo is up >&2
     sleep 1000 & wait";
 
-/// Needs two seconds to end.
+/// Needs two seconds to exit.
 const SLOW: &str = "trap 'sleep 2; echo was terminated >&2; exit 0' TERM
     echo is up >&2
     sleep 1000 & wait";
@@ -94,7 +94,7 @@ fn seed_000_a_tool_that_ignores_sigterm_is_killed_in_time() {
     let _session = bridge.session("stubborn");
     let _stream = start(&bridge, &gate, "inside");
     assert_eq!(bridge.servers().len(), 1);
-    // A request that never ends, too: there is one deadline for everything.
+    // One deadline covers everything, also a request that never ends.
     let _held = gate.hold_request();
     let signalled = Instant::now();
     gate.signal("TERM");

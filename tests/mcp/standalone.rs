@@ -1,4 +1,4 @@
-//! `palisade bridge run`, also under the name that people know it by.
+//! `palisade bridge run`, also under the name `polis-bridge`.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -17,14 +17,14 @@ use crate::polis_config::exchange;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A bridge that runs by itself. Dropping it kills it.
+/// A bridge without a gate. Dropping it kills the process.
 struct Standalone {
     child: Child,
     log: PathBuf,
 }
 
 impl Standalone {
-    /// Starts it, with its log in a file of the place, and waits until it listens.
+    /// Starts the bridge with its log in a file, and waits until it listens.
     fn start(bridge: &Bridge, mut command: Command) -> Self {
         let log = bridge.path("bridge.log");
         command.stderr(File::create(&log).unwrap());
@@ -56,13 +56,13 @@ impl Standalone {
 
 impl Drop for Standalone {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both fail if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A program with a bare environment, at home in the bridge's place.
+/// A program with an empty environment, whose home is the gate directory.
 fn program(bridge: &Bridge, path: impl AsRef<Path>) -> Command {
     let mut command = Command::new(path.as_ref());
     command
@@ -72,7 +72,7 @@ fn program(bridge: &Bridge, path: impl AsRef<Path>) -> Command {
     command
 }
 
-/// `palisade bridge run`, at the place's own port.
+/// `palisade bridge run` at the reserved port.
 fn bridge_run(bridge: &Bridge) -> Command {
     let mut command = program(bridge, PALISADE);
     let port = bridge.address.port().to_string();
@@ -91,11 +91,11 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let fixture = testkit::mcp::fixture();
     command
         .env("FIXTURE_DIR", fixture.parent().unwrap())
-        .env("WORDS", "Says what it is told.")
+        .env("WORDS", "Returns its environment.")
         .args(["--", "$FIXTURE_DIR/mcp-fixture", "--describe", "${WORDS}"]);
     let running = Standalone::start(&bridge, command);
 
-    // The only tool needs no name.
+    // A single tool needs no name.
     let answer = bridge.request("POST", "/mcp", &[], &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let session = bridge.session("bridge");
@@ -103,10 +103,10 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let listed = messages(&listed)[0]["result"]["tools"].clone();
     let echo = listed.as_array().unwrap().iter();
     let echo: Vec<&Value> = echo.filter(|tool| tool["name"] == "echo_raw").collect();
-    assert_eq!(echo[0]["description"], "Says what it is told.");
-    // Its environment is that of the command.
+    assert_eq!(echo[0]["description"], "Returns its environment.");
+    // The server inherits the environment of the command.
     let told = session.text("env", &json!({"name": "WORDS"}));
-    assert!(told.contains("Says what it is told."), "{told}");
+    assert!(told.contains("Returns its environment."), "{told}");
     let mut events = bridge.send("GET", "/sse", &[], "");
     assert_eq!(testkit::http::read_head(&mut events).unwrap().status, 200);
     let first = testkit::http::read_chunk(&mut events).unwrap().unwrap();
@@ -117,7 +117,7 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
         let said = running.stderr();
         (said.contains("tool call decided") && said.contains("name=\"env\"")).then_some(())
     });
-    // Nothing was made in the operator's home.
+    // No file was created in the operator's home.
     let made = std::fs::read_dir(bridge.gate_dir.path()).unwrap();
     let names = made.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
@@ -239,7 +239,7 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     let told = call("env", json!({})).to_string();
     assert!(told.contains("KEPT"), "{told}");
     assert!(!told.contains("of-the-operator"), "{told}");
-    // Decisions are information, and the level is that of the option.
+    // Decisions are logged at level info, and the option sets the level.
     assert_eq!(running.end(Signal::SIGTERM), Some(0));
     let said = running.stderr();
     assert!(!said.contains("tool call decided"), "{said}");

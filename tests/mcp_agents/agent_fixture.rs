@@ -1,4 +1,4 @@
-//! An operator's repository, and a client that works on it.
+//! Fixture: an operator's repository, and an MCP client that works on it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use testkit::{leftovers, output};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place for a gate and a repository in it. Dropping it ends its sandboxes.
+/// A gate directory with a repository. Dropping it ends its sandboxes.
 pub(crate) struct AgentFixture {
     pub(crate) gate_dir: GateDir,
     pub(crate) repo: TestRepo,
@@ -31,7 +31,7 @@ impl AgentFixture {
         command.current_dir(self.repo.dir()).output().unwrap()
     }
 
-    /// Runs it; it must go well. Returns what it printed.
+    /// Runs `palisade`, which must succeed, and returns its output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(
@@ -42,7 +42,7 @@ impl AgentFixture {
         output::stdout(&output)
     }
 
-    /// Has the client do a part of drive.py; everything in `held` must hold.
+    /// Runs a part of drive.py with the client; every fact in `held` must be reported.
     pub(crate) fn drive(&self, what: &str, mode: &str, held: &[&str]) {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let server = [
@@ -56,7 +56,7 @@ impl AgentFixture {
         self.drive_with(what, mode, &server, held);
     }
 
-    /// The same with a server that is started so.
+    /// Runs a part of drive.py with a server that is started so.
     pub(crate) fn drive_with(&self, what: &str, mode: &str, server: &[String], held: &[&str]) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mcp_agents/drive.py");
         let mut command = Command::new(testkit::mcp::peers().join("venv/bin/python"));
@@ -81,7 +81,7 @@ impl AgentFixture {
         );
     }
 
-    /// A server that is spoken to by hand.
+    /// Starts a server for line-by-line use.
     pub(crate) fn serve(&self) -> Server {
         let mut command = self.gate_dir.palisade(&["mcp"]);
         command.current_dir(self.repo.dir());
@@ -107,14 +107,14 @@ impl AgentFixture {
         server
     }
 
-    /// The diary of a branch, oldest first.
+    /// The commit messages of a branch, oldest first.
     pub(crate) fn diary(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
         let log = self.repo.git(&["log", "--reverse", "--format=%s", &range]);
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Stops the gate; then nothing of any sandbox may be there.
+    /// Stops the gate and asserts that no resource of a sandbox is left.
     pub(crate) fn assert_nothing_left(&self) {
         self.ok(&["gate", "stop"]);
         let left = leftovers::find(&self.gate_dir, &[&self.repo]);
@@ -122,7 +122,7 @@ impl AgentFixture {
     }
 }
 
-/// `palisade mcp`, line by line. Dropping it ends it.
+/// `palisade mcp`, line by line. Dropping it ends the process.
 pub(crate) struct Server {
     process: Child,
     input: Option<ChildStdin>,
@@ -151,7 +151,7 @@ impl Server {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    /// Says nothing any more, and waits for the end.
+    /// Closes the input, and waits for the exit.
     pub(crate) fn hang_up(&mut self) -> ExitStatus {
         self.input = None;
         self.process.wait().unwrap()

@@ -1,4 +1,4 @@
-//! The container of `sandbox.remote`, which somebody else runs.
+//! A container of `sandbox.remote` that Palisade did not start.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -8,7 +8,7 @@ use testkit::wait;
 
 use crate::agent_fixture::{AgentFixture, Server};
 
-/// A workbench that is not ours. Dropping it ends it.
+/// A workbench that the gate did not start. Dropping it ends the process.
 struct Container(Child);
 
 impl Container {
@@ -16,7 +16,7 @@ impl Container {
         Self::start_with(fixture, std::env::var_os("PATH").unwrap().as_ref())
     }
 
-    /// With these programs.
+    /// A workbench with these programs on its PATH.
     fn start_with(fixture: &AgentFixture, path: &Path) -> Self {
         let at = |name: &str| {
             fixture

@@ -1,4 +1,4 @@
-//! `palisade mcp install`, into a home of its own.
+//! `palisade mcp install` with a temporary home directory.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use testkit::output;
 
 use crate::agent_fixture::AgentFixture;
 
-/// Each client: its file in a home and in a repository, and where the entry is in it.
+/// Each client: its file in a home and in a repository, and the key of the entry.
 const CLIENTS: [(&str, &str, &str, &str); 6] = [
     ("claude", ".claude.json", ".mcp.json", "mcpServers"),
     (
@@ -43,7 +43,7 @@ const CLIENTS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// A file as another program reads it.
+/// A settings file, parsed as another program would.
 fn read(file: &PathBuf) -> Value {
     let text = std::fs::read_to_string(file).unwrap();
     if file.extension().is_some_and(|kind| kind == "toml") {
@@ -144,7 +144,7 @@ fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
     );
 
     let output = fixture.run(&["mcp", "install", "zed"]);
-    assert_eq!(output.status.code(), Some(2), "nobody to ask");
+    assert_eq!(output.status.code(), Some(2), "no terminal for the prompt");
     assert!(output::stderr(&output).contains("+    \"palisade\": {"));
     assert!(output::stderr(&output).contains("--yes"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);

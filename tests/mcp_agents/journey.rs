@@ -1,4 +1,4 @@
-//! What an agent does, and what its operator finds.
+//! An agent's whole session, and the results for its operator.
 
 use serde_json::json;
 use testkit::wait;
@@ -155,7 +155,7 @@ fn a_gate_that_died_is_started_again() {
     server.call("sandbox-create", &json!({ "name": "one" }));
     server.answer();
     fixture.ok(&["gate", "stop"]);
-    // Within a moment of its death a call may say that no gate answers.
+    // Shortly after the gate's death a call may report that no gate answers.
     wait::until("a gate", || {
         server.call("read", &json!({ "path": "README.md" }));
         let answer = server.answer();

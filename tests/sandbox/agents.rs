@@ -1,4 +1,4 @@
-//! Agents that shut themselves in are told that they are shut in already.
+//! Agents with a sandbox of their own know that they already run in one.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -51,7 +51,7 @@ fn an_agent_is_told_once_that_it_is_in_a_sandbox(fixture: &SandboxFixture) {
     }
     let own = run(&["--env", "GEMINI_SANDBOX=docker"], &["./gemini"]);
     assert_eq!(own, ("./gemini\ngemini=docker\n".to_owned(), 0));
-    // exec does as it is told.
+    // `exec` passes its command unchanged.
     assert_eq!(
         fixture.ok(&["exec", "fix", "--", "./gemini"]),
         "./gemini\ngemini=\n"

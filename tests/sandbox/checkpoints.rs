@@ -1,4 +1,4 @@
-//! Files as of some moment, and what comes before they are put back.
+//! Checkpoints, and the snapshot before a restore.
 
 use crate::sandbox_fixture::SandboxFixture;
 
@@ -8,13 +8,13 @@ fn a_restore_takes_a_snapshot_first_and_says_where_it_is(fixture: &SandboxFixtur
     fixture.create("fix");
     fixture.ok(&["checkpoint", "fix", "start"]);
     fixture.stdout_of("fix", "echo later > new.txt");
-    let describe = fixture.ok(&["restore", "--yes", "fix", "start"]);
+    let output = fixture.ok(&["restore", "--yes", "fix", "start"]);
     let tip = fixture
         .repo
         .git(&["rev-parse", "--short=12", "palisade/fix"]);
     assert!(
-        describe.contains(&format!("on palisade/fix at {tip}")),
-        "{describe}"
+        output.contains(&format!("on palisade/fix at {tip}")),
+        "{output}"
     );
     assert_eq!(
         fixture.stdout_of("fix", "ls new.txt 2>/dev/null || echo gone"),
@@ -28,14 +28,14 @@ fn a_restore_takes_a_snapshot_first_and_says_where_it_is(fixture: &SandboxFixtur
         .repo
         .git(&["log", "-1", "--format=%s", "palisade/fix"]);
     assert_eq!(log, "before restoring start");
-    // A label that does not exist costs no snapshot.
+    // An unknown label takes no snapshot.
     fixture.stdout_of("fix", "echo more > more.txt");
     fixture.fails(3, &["restore", "--yes", "fix", "nothing"]);
     let still = fixture
         .repo
         .git(&["rev-parse", "--short=12", "palisade/fix"]);
     assert_eq!(still, tip);
-    // What a snapshot cannot take stops it, until it is given up in so many words.
+    // Work that a snapshot cannot hold stops the restore until the operator discards it.
     fixture.stdout_of("fix", "git stash -q -u");
     let complaint = fixture.fails(4, &["restore", "--yes", "fix", "start"]);
     assert!(complaint.contains("a stash at"), "{complaint}");

@@ -1,5 +1,5 @@
-//! A sandbox's share of processor time. `just measure-cpu` says what others feel of one that
-//! takes all it can get.
+//! A sandbox's share of processor time. `just measure-cpu` measures the effect of a busy sandbox
+//! on others.
 //!
 //! Issue 14, number 3.
 
@@ -18,9 +18,9 @@ for_every_operator!(
     a_limit_of_processors_is_enforced_or_refused,
 );
 
-for_a_borrower!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
+for_subid_user!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
 
-/// The sandbox's cgroup of the cpu controller, where it has one.
+/// The sandbox's cgroup of the cpu controller, if it has one.
 fn cpu_cgroup(fixture: &SandboxFixture, id: &str) -> Option<PathBuf> {
     let record = fixture.gate_dir.state().join("sandboxes").join(id);
     let record = std::fs::read(record.join("record.json")).unwrap();
@@ -50,7 +50,7 @@ fn sleeper(seconds: &str) -> i32 {
     })
 }
 
-/// What `/proc` says of a process.
+/// A file of `/proc` for a process.
 fn read(pid: i32, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
 }
@@ -65,7 +65,7 @@ fn policy(pid: i32) -> String {
 fn a_sandbox_has_a_share_that_its_agent_cannot_raise(fixture: &SandboxFixture) {
     const IDLE: &str = "5";
     let id = fixture.create("fix");
-    // Numbers that no other test sleeps for.
+    // Durations that no other test uses.
     let [own, made, left] = ["7", "8", "9"].map(|n| format!("{n}{}", std::process::id()));
     let line = format!(
         "(sleep {own} & setsid sleep {made} & setsid sh -c 'sleep {left} & exit' &) \
@@ -86,7 +86,7 @@ fn a_sandbox_has_a_share_that_its_agent_cannot_raise(fixture: &SandboxFixture) {
         }
         let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
         if enabled.is_ok_and(|text| text.trim() == "1") {
-            // A session that the agent made has the least share, for good.
+            // A session that the agent created permanently has the lowest share.
             let shares = || read(made, "autogroup") + &read(left, "autogroup");
             let least = || shares().matches("nice 19").count() == 2;
             wait::until("the least share", || least().then_some(()));
@@ -144,22 +144,22 @@ fn a_limit_of_processors_is_enforced_or_refused(fixture: &SandboxFixture) {
     spinner.wait().unwrap();
 }
 
-/// How many spinners, and how often each thing is done: few, unless somebody measures.
+/// Number of spinners and repetitions: few, unless a benchmark sets them.
 fn size() -> (usize, usize) {
     let asked = std::env::var("PALISADE_SPINNERS");
     asked.map_or((2, 3), |text| (text.parse().unwrap(), 200))
 }
 
-/// The longest time that one thing is measured for.
+/// Time limit of one measurement.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// How long spinners may take to begin.
+/// Time limit for the start of the spinners.
 const BEGIN: Duration = Duration::from_secs(45);
 
-/// What a spinner does, with a word to know it by.
+/// The command of a spinner, with a word to find it.
 const SPIN: &str = "while :; do :; done # spinner";
 
-/// How long something takes, done so many times: its median and its ninth decile.
+/// Median and ninth decile of the duration of `work`.
 fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     let begun = Instant::now();
     let mut all = Vec::new();
@@ -172,7 +172,7 @@ fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     (all[all.len() / 2], all[all.len() * 9 / 10])
 }
 
-/// Spinners that run, or would if there were a processor for them.
+/// Spinners that run or are runnable.
 fn running() -> usize {
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -215,7 +215,7 @@ fn a_sandbox_full_of_spinners_beside_others() {
             [("/bin/true on the host", host), ("exec in another", inside)]
         };
         let idle = measure();
-        // Each in a session of its own; one that may have none spins all the same.
+        // Each in a session of its own; one without a session spins as well.
         let line = format!(
             "spin='{SPIN}'; for n in $(seq {spinners}); do \
              (setsid sh -c \"$spin\" || exec sh -c \"$spin\") </dev/null >/dev/null 2>&1 & done; \

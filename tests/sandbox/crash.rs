@@ -1,4 +1,4 @@
-//! The gate dies; sandboxes do not, and nothing is left over.
+//! The gate crashes: sandboxes keep running, and nothing is left over.
 //!
 //! The short form runs in `./test`; `just crashes` runs more.
 
@@ -22,7 +22,7 @@ for_every_operator!(
     killing_at_random_moments_leaves_whole_sandboxes_or_none,
 );
 
-for_a_borrower!(
+for_subid_user!(
     a_sandbox_outlives_its_gate_and_is_served_by_the_next,
     a_gate_killed_during_a_run_comes_back_by_itself,
     a_paused_sandbox_outlives_its_gate,
@@ -32,12 +32,12 @@ for_a_borrower!(
     killing_at_random_moments_leaves_whole_sandboxes_or_none,
 );
 
-/// `kill -9`. Whoever comes next must cope with a gate that is still on its way out.
+/// `kill -9`. The next command must cope with a gate that is still exiting.
 fn kill_gate(fixture: &SandboxFixture) {
     kill(Pid::from_raw(fixture.gate()), Signal::SIGKILL).unwrap();
 }
 
-/// Whether a process is gone, or only waits to be looked at by its parent.
+/// Whether a process has exited, also as a zombie.
 fn ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
@@ -86,11 +86,19 @@ fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(fixture: &SandboxFixtur
             .lines()
             .any(|name| name == "sleep")
     );
-    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
-    // In order as well as by force.
+    assert_eq!(
+        sleeper.try_wait().unwrap(),
+        None,
+        "the command keeps running"
+    );
+    // After a stop as well as after a kill.
     fixture.ok(&["gate", "restart"]);
     assert!(fixture.stdout_of("fix", curl).contains(&id));
-    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
+    assert_eq!(
+        sleeper.try_wait().unwrap(),
+        None,
+        "the command keeps running"
+    );
     fixture.ok(&["delete", "-f", "fix"]);
     assert!(!sleeper.wait().unwrap().success());
     fixture.assert_nothing_left();
@@ -114,7 +122,7 @@ fn a_gate_killed_during_a_run_comes_back_by_itself(fixture: &SandboxFixture) {
     };
     assert!(request().contains("request_id"), "the gate answers");
     kill_gate(fixture);
-    // From here on nobody types a command.
+    // From here on no command is run.
     wait::until("an answer of the next gate", || {
         request().contains("request_id").then_some(())
     });
@@ -146,15 +154,15 @@ fn a_sandbox_whose_init_is_killed_can_be_deleted(fixture: &SandboxFixture) {
     assert!(list[0]["reason"].is_string(), "{list}");
     let output = fixture.run(&["exec", "fix", "--", "true"]);
     assert!(!output.status.success(), "{}", describe(&output));
-    // Its work is still there to be had.
+    // The work can still be imported.
     fixture.ok(&["merge", "fix"]);
     assert_eq!(fixture.repo.read("new.txt"), "hi\n");
     fixture.ok(&["delete", "--force", "fix"]);
     fixture.assert_nothing_left();
 }
 
-/// The row of a sandbox as a crash in the middle of its removal leaves it: one of the whole
-/// machine, after which nothing restarts the gate.
+/// The row of a sandbox after a crash of the whole machine during its removal;
+/// nothing restarts the gate then.
 fn crash_in_removal(fixture: &SandboxFixture, id: &str) {
     let (gate, watchdog) = (fixture.gate(), fixture.gate_dir.watchdog().unwrap());
     for pid in [watchdog, gate] {
@@ -195,7 +203,7 @@ fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &S
     let id = fixture.create("fix");
     fixture.create("other");
     crash_in_removal(fixture, &id);
-    // A lock that is not ours to break: the operator's git is packing its refs.
+    // A lock that must not be broken: the operator's git is packing its refs.
     fixture.repo.git(&["pack-refs", "--all"]);
     fixture.repo.write(".git/packed-refs.lock", "");
     let list = fixture.json(&["list"]);
@@ -203,7 +211,7 @@ fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &S
     assert_eq!(list[0]["status"], "error", "it is shown with its reason");
     assert_eq!(list[1]["status"], "active");
     assert_eq!(fixture.stdout_of("other", "cat README.md"), "hello");
-    // Once that is over it can be deleted, and the next start would clear up as well.
+    // Afterwards the sandbox can be deleted, and the next start would remove it as well.
     std::fs::remove_file(fixture.repo.path(".git/packed-refs.lock")).unwrap();
     fixture.ok(&["delete", "fix"]);
     assert_eq!(fixture.repo.sandbox_branches(), ["palisade/other"]);
@@ -211,10 +219,10 @@ fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &S
     fixture.assert_nothing_left();
 }
 
-/// How many kills when nobody says.
+/// Default number of kills.
 const SHORT: u32 = 20;
 
-/// Small and repeatable: a failing run prints its seed.
+/// A small deterministic generator: a failing run prints its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -271,7 +279,7 @@ fn killing_at_random_moments_leaves_whole_sandboxes_or_none(fixture: &SandboxFix
             (Some(_), true) => removed += 1,
             (None, false) => cut += 1,
             (Some(doomed), false) => {
-                // It was there, and is there whole or not at all.
+                // The sandbox existed, and is whole or gone.
                 cut += 1;
                 if names(fixture).contains(&doomed) {
                     kept.push(doomed);
@@ -287,7 +295,7 @@ fn killing_at_random_moments_leaves_whole_sandboxes_or_none(fixture: &SandboxFix
     fixture.assert_nothing_left();
 }
 
-/// Kills what makes a sandbox at this moment: the gate's children.
+/// Kills the children of the gate, which create a sandbox at this moment.
 fn kill_launchers(fixture: &SandboxFixture, gate: i32) {
     let tasks = std::fs::read_dir(format!("/proc/{gate}/task"))
         .into_iter()
@@ -299,7 +307,7 @@ fn kill_launchers(fixture: &SandboxFixture, gate: i32) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
-    // The gate goes on, and cleans up by itself.
+    // The gate keeps running, and cleans up by itself.
     assert_eq!(fixture.gate(), gate);
 }
 
@@ -315,11 +323,11 @@ fn names(fixture: &SandboxFixture) -> Vec<String> {
         .collect()
 }
 
-/// After the next start: exactly what was acknowledged, whole and of use; nothing else.
+/// Asserts after the next start that exactly the acknowledged sandboxes exist, and work.
 fn assert_whole(fixture: &SandboxFixture, kept: &[String], turn: u64) {
     let mut found = names(fixture);
-    // A create that was cut off after its last step is whole as well, and nobody's: it may
-    // be there, and then it must be of use, too. It goes before the next turn.
+    // A create that was interrupted after its last step is complete but unacknowledged: the sandbox
+    // may exist, and must then work, too. It is deleted before the next turn.
     for name in found.clone() {
         let output = fixture.bash(&name, "cat README.md; git log -1 --format=%s");
         assert_eq!(
@@ -329,7 +337,7 @@ fn assert_whole(fixture: &SandboxFixture, kept: &[String], turn: u64) {
             describe(&output)
         );
         if !kept.contains(&name) {
-            assert_eq!(name, format!("turn-{turn}"), "nobody made it");
+            assert_eq!(name, format!("turn-{turn}"), "an unacknowledged sandbox");
             fixture.ok(&["delete", "--force", &name]);
             found.retain(|other| *other != name);
         }

@@ -1,4 +1,4 @@
-//! Many sandboxes at once. `just crowd` makes two hundred.
+//! Many sandboxes at once. `just crowd` creates two hundred.
 
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(a_crowd_of_sandboxes_all_answer_and_all_go);
 
-/// How many when nobody says.
+/// Default number of sandboxes.
 const FEW: usize = 20;
 
-/// How many are made and asked at the same time.
+/// Number of sandboxes that are created and used at the same time.
 const AT_ONCE: usize = 8;
 
-/// What an idle sandbox may take, in kilobytes.
+/// Memory limit of an idle sandbox, in kilobytes.
 const IDLE: u64 = 6 << 10;
 
 fn a_crowd_of_sandboxes_all_answer_and_all_go(fixture: &SandboxFixture) {

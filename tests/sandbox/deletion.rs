@@ -1,4 +1,4 @@
-//! `palisade delete`: what it removes, and what it refuses to lose.
+//! `palisade delete`: what it removes, and which work it refuses to discard.
 
 use testkit::output;
 
@@ -13,8 +13,8 @@ for_every_operator!(
     a_sandbox_whose_directory_is_gone_is_deleted_without_force,
 );
 
-/// What `delete` without force complains of. It names what keeps the work, and never the option
-/// that loses it.
+/// The error of `delete` without force. It names how to keep the work, and never the option
+/// that discards it.
 pub(crate) fn refusal(fixture: &SandboxFixture, name: &str) -> String {
     let complaint = fixture.fails(4, &["delete", name]);
     for option in ["-f", "--force"] {
@@ -24,7 +24,7 @@ pub(crate) fn refusal(fixture: &SandboxFixture, name: &str) -> String {
     complaint
 }
 
-/// A line of bash that leaves `sleep` running, and ends when it is that.
+/// A line of bash that leaves `sleep` running, and returns once it runs.
 fn sleeper(seconds: u32) -> String {
     format!(
         "sleep {seconds} >/dev/null 2>&1 & until pgrep -fx 'sleep {seconds}' >/dev/null; do :; done"
@@ -34,7 +34,7 @@ fn sleeper(seconds: u32) -> String {
 fn seed_004_idle_sandbox_is_deleted_without_force(fixture: &SandboxFixture) {
     fixture.create("new");
     assert_eq!(fixture.ok(&["delete", "new"]), "Deleted new\n");
-    // One that was worked in and merged.
+    // A sandbox whose work was merged.
     let summary = fixture.run(&[
         "run",
         "--name",
@@ -49,7 +49,7 @@ fn seed_004_idle_sandbox_is_deleted_without_force(fixture: &SandboxFixture) {
     fixture.ok(&["merge", "fix"]);
     assert_eq!(fixture.ok(&["delete", "fix"]), "Deleted fix\n");
     assert_eq!(fixture.repo.read("new.txt"), "hi\n");
-    // One whose tools were called: the workbench inside waits for more, and is no command.
+    // A sandbox whose tools were called: the waiting workbench is not a running command.
     fixture.create("tools");
     fixture.ok(&["tool", "tools", "ls", "{}"]);
     assert_eq!(fixture.ok(&["delete", "tools"]), "Deleted tools\n");
@@ -126,7 +126,7 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
     let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
     let forced = fixture.run(&["delete", "--force", "fix"]);
     assert!(forced.status.success(), "{}", describe(&forced));
-    // By force it goes, and how to have it again is said.
+    // By force it is deleted, and the output names the undo command.
     let way = format!("git branch palisade/fix {tip}");
     assert!(
         output::stderr(&forced).contains(&way),

@@ -46,7 +46,7 @@ fn the_first_command_needs_no_preparation(fixture: &SandboxFixture) {
         "{}",
         describe(&diff)
     );
-    // Cargo's own program is on no PATH, and the next command has to be typed somehow.
+    // Cargo's binary is not on PATH, and the hint must name a command that works.
     let program = in_empty_home(fixture, &home, &[]).get_program().to_owned();
     let next = format!("next: {} diff try", program.display());
     assert!(
@@ -88,6 +88,6 @@ fn a_machine_without_user_namespaces_is_told_the_fix() {
         "{error}"
     );
     assert!(error.contains("sysctl user.max_user_namespaces"), "{error}");
-    // Nothing was started for a run that cannot work.
+    // No gate was started for a run that cannot work.
     assert!(!fixture.gate_dir.state().join("palisade.db").exists());
 }

@@ -1,4 +1,4 @@
-//! An agent's work, and its way home.
+//! Import of an agent's work into the operator's repository.
 
 use testkit::repo::TestRepo;
 use testkit::{output, wait};
@@ -31,7 +31,7 @@ for_every_operator!(
     a_delete_does_not_lose_what_only_the_agents_repository_holds,
 );
 
-for_a_borrower!(
+for_subid_user!(
     work_in_a_plain_repository_comes_home,
     work_that_was_never_committed_comes_home,
     uncommitted_work_comes_along_only_when_asked,
@@ -39,7 +39,7 @@ for_a_borrower!(
     what_steers_tools_is_asked_about_on_a_terminal,
 );
 
-/// From `run` to `merge` in that repository, with a look at the operator's files in between.
+/// From `run` to `merge` in that repository; the operator's files are compared in between.
 fn comes_home(fixture: &SandboxFixture, repo: &TestRepo) {
     let ok = |args: &[&str]| {
         let output = fixture.palisade_in(repo.dir(), args).output().unwrap();
@@ -72,7 +72,7 @@ fn comes_home(fixture: &SandboxFixture, repo: &TestRepo) {
     assert_eq!(repo.git(&["log", "-1", "--format=%s"]), "x");
     assert_eq!(repo.git(&["rev-parse", "HEAD~1"]), head);
     assert_eq!(repo.git(&["status", "--porcelain"]), "");
-    // Merged, nothing would be lost: a pause is enough.
+    // After the merge nothing would be lost: a pause is enough.
     ok(&["pause", "fix"]);
     ok(&["delete", "fix"]);
     assert_eq!(repo.sandbox_branches(), [""; 0]);
@@ -180,7 +180,7 @@ fn outside_a_repository_the_way_out_is_named_and_no_repo_works(fixture: &Sandbox
     ]);
     assert!(inside.status.success(), "{}", describe(&inside));
     assert_eq!(output::stdout(&inside), "/workspace\n");
-    // What needs a branch says that there is none.
+    // Commands that need a branch report that there is none.
     let snapshot = run(&["snapshot", "empty"]);
     assert_eq!(snapshot.status.code(), Some(2), "{}", describe(&snapshot));
     assert!(output::stderr(&snapshot).contains("works on no repository"));
@@ -247,7 +247,7 @@ fn a_reader_that_leaves_early_ends_the_run(fixture: &SandboxFixture) {
         "it hung: {}",
         describe(&output)
     );
-    // What was done until then is on the branch, and `yes` is gone.
+    // The work until then is on the branch, and `yes` has ended.
     assert!(fixture.ok(&["diff", "--stat", "fix"]).contains("A it"));
     wait::until("the end of yes", || {
         let names = fixture.stdout_of("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true");
@@ -307,7 +307,7 @@ fn uncommitted_work_comes_along_only_when_asked(fixture: &SandboxFixture) {
     );
     let changed = repo.fingerprint().differences(&before);
     assert!(changed.is_empty(), "{changed:?}");
-    // It is part of what comes home.
+    // The uncommitted changes are part of the import.
     let stat = fixture.ok(&["diff", "--stat", "dirty"]);
     for expected in [
         "M README.md",
@@ -406,7 +406,7 @@ fn applied_changes_are_left_uncommitted(fixture: &SandboxFixture) {
     let line = "echo hi > new.txt; echo more >> README.md; git add -A; git commit -q -m x";
     fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
     let head = fixture.repo.git(&["rev-parse", "HEAD"]);
-    // The operator's own change elsewhere stays theirs.
+    // The operator's own change to another file stays.
     fixture.repo.write("src/lib.rs", "mine\n");
     fixture.ok(&["apply", "fix"]);
     assert_eq!(fixture.repo.git(&["rev-parse", "HEAD"]), head);
@@ -532,7 +532,7 @@ fn a_large_file_is_left_out_by_name_and_does_not_stand_in_the_way(fixture: &Sand
         complaint.contains("'big'") && complaint.contains("palisade download fix"),
         "{complaint}"
     );
-    // Without it, nothing is lost any more.
+    // Without the large file nothing is lost any more.
     fixture.stdout_of("fix", "rm big");
     fixture.ok(&["delete", "fix"]);
     fixture.assert_nothing_left();
@@ -557,7 +557,7 @@ fn a_delete_does_not_lose_what_only_the_agents_repository_holds(fixture: &Sandbo
     refused("HEAD at");
     fixture.stdout_of("fix", "git branch -q side; git checkout -q palisade/fix");
     refused("branch side at");
-    // Merged inside, it comes along.
+    // Merged inside, the commits are imported.
     fixture.stdout_of(
         "fix",
         "git merge -q side; echo x >> README.md; git stash -q",

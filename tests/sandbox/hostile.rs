@@ -1,4 +1,4 @@
-//! A workspace made to hurt whoever looks at it.
+//! A workspace that attacks the programs that read it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ for_every_operator!(
     commits_with_hostile_words_reach_no_terminal,
 );
 
-for_a_borrower!(
+for_subid_user!(
     a_hostile_repository_inside_runs_nothing_outside,
     links_to_the_host_bring_nothing_in,
     a_link_in_the_workspaces_place_is_not_followed,
@@ -30,8 +30,8 @@ for_a_borrower!(
     commits_with_hostile_words_reach_no_terminal,
 );
 
-/// A file that whatever runs outside would make: the hostile commands write it, and it is in
-/// a place that every process of the operator can write to.
+/// A file that hostile commands write if they run outside, in
+/// a directory that every process of the operator can write to.
 fn canary(fixture: &SandboxFixture) -> PathBuf {
     let outside = fixture.gate_dir.path().join("ran-outside");
     std::fs::create_dir(&outside).unwrap();
@@ -42,7 +42,7 @@ fn canary(fixture: &SandboxFixture) -> PathBuf {
 fn a_hostile_repository_inside_runs_nothing_outside(fixture: &SandboxFixture) {
     let canary = canary(fixture);
     fixture.create("fix");
-    // Inside, the directory does not exist, so the commands do harm outside or nowhere.
+    // Inside, the directory does not exist, so the commands have an effect only outside.
     let evil = format!("touch {}/$$", canary.display());
     let script = format!(
         r#"
@@ -148,7 +148,8 @@ fn links_to_the_host_bring_nothing_in(fixture: &SandboxFixture) {
         std::fs::read_link(fixture.repo.path("src")).unwrap(),
         outside
     );
-    // The next work goes through the link that now is in the operator's tree: not there.
+    // The next work has the path below a link that is now in the operator's tree: it is not
+    // followed.
     fixture.stdout_of(
         "fix",
         "rm src; mkdir src; echo written > src/inner; echo new > src/new",
@@ -163,7 +164,7 @@ fn links_to_the_host_bring_nothing_in(fixture: &SandboxFixture) {
     assert!(!outside.join("new").exists(), "{}", describe(&landed));
 }
 
-/// Where the agent owns `/` inside, it can put a link where its workspace was.
+/// An agent that owns `/` inside can replace its workspace with a link.
 fn a_link_in_the_workspaces_place_is_not_followed(fixture: &SandboxFixture) {
     let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
@@ -203,12 +204,12 @@ fn a_directory_closed_to_everybody_still_starts_again(fixture: &SandboxFixture) 
     assert_eq!(fixture.stdout_of("fix", "cat w"), "work");
 }
 
-/// A name and words that clear a screen, set a title, and hide what follows.
+/// A name and text that clear a screen, set a title, and hide what follows.
 const ESCAPES: &str = "$'\\e[2J\\e]0;owned\\a\\e[8mhidden\\r\\n\\x9b31m'";
 
 fn assert_harmless(what: &str, output: &str) {
     let raw = output.chars().find(|c| {
-        // A terminal itself says \r\n; colours are ours.
+        // A terminal itself writes \r\n; colours are ours.
         c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{1b}')
     });
     assert_eq!(raw, None, "{what}: {output:?}");
@@ -247,7 +248,7 @@ fn names_with_escapes_reach_no_terminal(fixture: &SandboxFixture) {
     terminal.send("y\r");
     assert!(terminal.wait().success(), "{:?}", terminal.shown());
     assert_harmless("merge", &terminal.shown());
-    // Without a terminal, all but the patch itself is as harmless.
+    // Without a terminal, everything but the patch itself is escaped as well.
     let output = fixture.run(&["diff", "--stat", "fix"]);
     assert_harmless("stat", &describe(&output));
 }
@@ -296,7 +297,7 @@ fn a_spelling_of_git_never_comes_home(fixture: &SandboxFixture) {
             describe(&merged)
         );
         assert!(!fixture.repo.path(spelling).exists(), "{spelling}");
-        // It is said, not hidden.
+        // The output names the skipped files.
         let words = format!("{}{}", describe(&snapshot), describe(&merged));
         assert!(
             words.contains(".git") || words.contains(spelling),
@@ -336,10 +337,10 @@ fn odd_files_and_many_of_them_end_in_time(fixture: &SandboxFixture) {
     let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
     let bottom = fixture.repo.path("deep").join("d/".repeat(100));
     assert!(bottom.join(odd).exists());
-    // Files whose nature is not git's stay where they are.
+    // Files that git cannot store are skipped.
     assert!(fixture.repo.path("pipe").symlink_metadata().is_err());
     assert!(fixture.repo.path("door").symlink_metadata().is_err());
-    // A FIFO in a sandbox's place of a file that the operator has.
+    // A FIFO in the sandbox at the path of an operator's file.
     fixture.stdout_of("fix", "rm README.md; mkfifo README.md");
     fixture.ok(&["snapshot", "fix"]);
     fixture.ok(&["delete", "--force", "fix"]);

@@ -1,4 +1,4 @@
-//! `--root` for an operator who is not root: ids of `/etc/subuid`, and files of theirs that
+//! `--root` for an operator who is not root: ids of `/etc/subuid`, and files with these ids that
 //! the operator can neither read nor remove.
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use testkit::leftovers;
 
 use crate::sandbox_fixture::SandboxFixture;
 
-for_a_borrower!(
+for_subid_user!(
     an_agent_is_root_inside_and_nobody_outside,
     files_of_other_ids_come_home,
     two_sandboxes_have_no_id_in_common,
@@ -21,7 +21,7 @@ for_a_borrower!(
     doctor_counts_the_room,
 );
 
-/// The ids of a sandbox, as they were written down: users and groups.
+/// The recorded ids of a sandbox: users and groups.
 fn ids(fixture: &SandboxFixture, id: &str) -> (u64, u64) {
     let path = fixture.gate_dir.state().join("sandboxes").join(id);
     let record = std::fs::read(path.join("record.json")).unwrap();
@@ -41,17 +41,17 @@ fn status_line(pid: i32, name: &str) -> Vec<String> {
 fn an_agent_is_root_inside_and_nobody_outside(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     assert_eq!(fixture.stdout_of("fix", "id -u; id -g; id -G"), "0\n0\n0");
-    // What installing does: files of others, and processes that become them.
+    // As package installation does: files and processes of other users.
     let line = "touch one && chown 33:34 one && stat -c %u:%g one && \
                 setpriv --reuid 1234 --regid 1234 --clear-groups id -u && \
-                setpriv --reuid 65534 --regid 65534 --clear-groups touch /tmp/by-nobody && \
-                stat -c %u:%g /tmp/by-nobody && \
+                setpriv --reuid 65534 --regid 65534 --clear-groups touch /tmp/by-65534 && \
+                stat -c %u:%g /tmp/by-65534 && \
                 install -o 4094 -g 4094 -m 0600 /dev/null two && stat -c %u:%g two";
     assert_eq!(
         fixture.stdout_of("fix", line),
         "33:34\n1234\n65534:65534\n4094:4094"
     );
-    // Ids that the sandbox has not are nobody's to take.
+    // Ids outside the sandbox's range cannot be used.
     assert!(!fixture.bash("fix", "chown 5000 one").status.success());
     assert!(
         !fixture
@@ -59,7 +59,7 @@ fn an_agent_is_root_inside_and_nobody_outside(fixture: &SandboxFixture) {
             .status
             .success()
     );
-    // As the host sees it: init and the agent have none of the operator's ids.
+    // On the host, init and the agent have none of the operator's ids.
     let (users, groups) = ids(fixture, &id);
     let init = fixture.init(&id);
     assert_eq!(status_line(init, "Uid"), vec![users.to_string(); 4]);
@@ -71,7 +71,7 @@ fn an_agent_is_root_inside_and_nobody_outside(fixture: &SandboxFixture) {
     for line in capabilities.lines() {
         assert!(line.ends_with("00000000000000db"), "{line}");
     }
-    // The host's files are nobody's, and closed ones stay closed.
+    // Files of the host have the overflow id, and private ones stay private.
     assert!(!fixture.bash("fix", "chown 0 /usr/bin/env").status.success());
     assert!(
         !fixture
@@ -86,7 +86,7 @@ fn an_agent_is_root_inside_and_nobody_outside(fixture: &SandboxFixture) {
             .success()
     );
     assert_eq!(fixture.init(&id), init);
-    // The map that the agent sees is the whole of it: the operator is not in it.
+    // The agent sees its whole id map: the operator is not in it.
     let map = fixture.stdout_of("fix", "cat /proc/self/uid_map");
     let outside: Vec<u64> = map
         .split_whitespace()
@@ -104,7 +104,7 @@ fn files_of_other_ids_come_home(fixture: &SandboxFixture) {
     fixture.ok(&["snapshot", "fix"]);
     let diff = fixture.ok(&["diff", "fix"]);
     assert!(diff.contains("+mine") && diff.contains("+secret"), "{diff}");
-    // As the operator's own, whoever made them.
+    // Imported files belong to the operator.
     fixture.ok(&["merge", "fix", "--yes"]);
     let landed = fixture.repo.dir().join("closed/file");
     assert_eq!(std::fs::read_to_string(landed).unwrap(), "secret\n");
@@ -115,7 +115,7 @@ fn files_of_other_ids_come_home(fixture: &SandboxFixture) {
     fixture.ok(&["download", "fix", "/workspace/closed", &to]);
     let brought = std::fs::read_to_string(Path::new(&to).join("closed/file")).unwrap();
     assert_eq!(brought, "secret\n");
-    // What goes in is the agent's.
+    // Uploaded files belong to the agent.
     fixture.ok(&["upload", "fix", &format!("{to}/closed"), "/workspace/again"]);
     let owner = fixture.stdout_of("fix", "find again -printf '%U:%G\\n' | sort -u");
     assert_eq!(owner, "0:0");
@@ -136,7 +136,7 @@ fn two_sandboxes_have_no_id_in_common(fixture: &SandboxFixture) {
 
 fn two_gates_of_one_user_lend_no_id_twice(fixture: &SandboxFixture) {
     let other = SandboxFixture::new(fixture.gate_dir.operator());
-    // Room for two.
+    // Enough ids for two sandboxes.
     for name in ["subuid", "subgid"] {
         let lines =
             std::fs::read_to_string(fixture.gate_dir.path().join("etc").join(name)).unwrap();
@@ -201,7 +201,7 @@ fn everything_of_a_sandbox_goes_with_it(fixture: &SandboxFixture) {
             .join(&id)
             .exists()
     );
-    // Also where nothing is known any more of whose it was.
+    // Also after the id record is lost.
     let id = fixture.create("fix");
     fixture.stdout_of("fix", "mkdir -m 0 x; chown 1234 x");
     let gate_dir = fixture.gate_dir.state().join("sandboxes").join(id);
@@ -240,8 +240,8 @@ fn becoming_many_does_not_raise_the_limit(fixture: &SandboxFixture) {
         "version: \"1.0\"\nsandbox:\n  limits:\n    pids: {limit}\n"
     ));
     fixture.create("fix");
-    // Six users, each of whom alone stays under the limit. Each says how many it has, and
-    // all live until the last has said so.
+    // Six users, each below the limit on its own. Each reports its count, and
+    // all live until the last one has reported.
     let forks = "my $n = 0; for (1..40) { my $p = fork; last unless defined $p; \
                  if (!$p) { sleep 10000; exit } $n++ } print \"$n\\n\";";
     let line = format!(
@@ -256,7 +256,7 @@ fn becoming_many_does_not_raise_the_limit(fixture: &SandboxFixture) {
 
 fn without_a_line_the_fix_is_told(fixture: &SandboxFixture) {
     let etc = fixture.gate_dir.path().join("etc");
-    std::fs::write(etc.join("subgid"), "somebody:100000:65536\n").unwrap();
+    std::fs::write(etc.join("subgid"), "another:100000:65536\n").unwrap();
     std::fs::write(etc.join("subuid"), "").unwrap();
     let said = fixture.fails(1, &["create", "fix"]);
     for words in [

@@ -1,4 +1,4 @@
-//! Create, pause, resume, delete; and what happens when that is not possible.
+//! Create, pause, resume and delete, and their failures.
 
 use std::time::{Duration, Instant};
 
@@ -152,7 +152,7 @@ fn the_same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) 
         .output()
         .unwrap();
     assert_eq!(output::stdout(&there), "other\n", "{}", describe(&there));
-    // From elsewhere the name is not enough, and the id is.
+    // In another directory the name is not enough, and the id is.
     let elsewhere = |args: &[&str]| {
         fixture
             .palisade_in(fixture.gate_dir.path(), args)
@@ -305,14 +305,15 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(fixture: &SandboxFix
         kill(init, Signal::SIGSTOP).unwrap();
         init
     });
-    // A silent one is given five seconds: who waits for it takes longer every time, and a busy
-    // machine only now and then.
-    wait::until("a command that nobody held up", || {
+    // A silent sandbox has five seconds: a command that waits for it is slow every time, and one on
+    // a
+    // busy machine only sometimes.
+    wait::until("a command that was not delayed", || {
         let started = Instant::now();
         assert_eq!(fixture.stdout_of("well", "echo well"), "well");
         (started.elapsed() < Duration::from_secs(5)).then_some(())
     });
-    // One after the other, the four would take twenty.
+    // In sequence, the four would take twenty seconds.
     let started = Instant::now();
     let list = fixture.json(&["list"]);
     assert!(started.elapsed() < Duration::from_secs(20), "{started:?}");
@@ -330,8 +331,8 @@ fn who_takes_too_much_disk_is_ended_and_told_why(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
-    // A file that nobody can see, and that goes with whoever has it: when it is told, the
-    // sandbox may run again.
+    // An unlinked file that ends with its process: after the refusal the sandbox
+    // may run again.
     let hoard = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do :; done; sleep 100";
     let output = fixture.run(&["run", "--name", "fix", "--", "bash", "-c", hoard]);
     assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
@@ -369,7 +370,7 @@ fn work_of_a_sandbox_over_its_disk_limit_comes_home(fixture: &SandboxFixture) {
     assert!(!summary.contains("snapshot failed"), "{summary}");
     let at = |name: &str| fixture.gate_dir.path().join(name);
     let text = |name: &str| at(name).to_str().unwrap().to_owned();
-    // What runs or writes inside is refused, with the reason.
+    // Commands and writes inside are refused, with the reason.
     for args in [
         &["exec", "fix", "--", "true"][..],
         &["upload", "fix", "a.txt", "."],
@@ -384,7 +385,7 @@ fn work_of_a_sandbox_over_its_disk_limit_comes_home(fixture: &SandboxFixture) {
             describe(&output)
         );
     }
-    // The snapshot at the end of `run` has the work, and another one finds nothing new.
+    // The snapshot at the end of `run` has the work, and another one finds no change.
     assert!(fixture.ok(&["log", "fix"]).contains("run: bash"));
     assert!(fixture.ok(&["diff", "fix"]).contains("work.txt"));
     fixture.ok(&["snapshot", "fix"]);
@@ -395,9 +396,9 @@ fn work_of_a_sandbox_over_its_disk_limit_comes_home(fixture: &SandboxFixture) {
         std::fs::read_to_string(at("home/work.txt")).unwrap(),
         "done\n"
     );
-    // Longer than the time between two measurements, and not cut short by them.
+    // Longer than the interval between two measurements, and not interrupted by them.
     assert!(std::fs::metadata(at("large/big")).unwrap().len() > 30 << 20);
-    // A gate that starts finds its listeners, and deletes it once the work is merged.
+    // A restarted gate finds its listeners, and deletes the sandbox once the work is merged.
     fixture.ok(&["gate", "stop"]);
     let complaint = output::stderr(&fixture.run(&["delete", "fix"]));
     assert!(complaint.contains("nowhere else"), "{complaint}");

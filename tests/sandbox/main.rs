@@ -1,6 +1,6 @@
-//! Sandboxes as a user knows them: the built binary, real git, a real terminal.
+//! Sandboxes from the command line: the built binary, real git, a real terminal.
 //!
-//! Every test that can runs twice: as whoever runs the tests, which in CI is root, and as
+//! Most tests run twice: as the user that runs the tests, which in CI is root, and as
 //! an unprivileged user.
 
 #![allow(
@@ -11,10 +11,10 @@
     reason = "a test that cannot go on has failed"
 )]
 
-/// The same for an unprivileged user whose sandboxes have ids of `/etc/subuid`.
-macro_rules! for_a_borrower {
+/// Defines tests for an unprivileged user whose sandboxes have ids of `/etc/subuid`.
+macro_rules! for_subid_user {
     ($($name:ident),+ $(,)?) => {
-        mod with_lent_ids {
+        mod with_subids {
             $(#[test]
             fn $name() {
                 if testkit::require_root("lending ids to a user") {
@@ -25,10 +25,11 @@ macro_rules! for_a_borrower {
     };
 }
 
-/// Makes tests of functions that take a [`bench::SandboxFixture`]: one as oneself, one as nobody.
+/// Defines two tests per function with a [`sandbox_fixture::SandboxFixture`]: as the current user and
+/// as an unprivileged one.
 macro_rules! for_every_operator {
     ($($name:ident),+ $(,)?) => {
-        mod as_oneself {
+        mod as_current_user {
             $(#[test]
             fn $name() {
                 super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::CurrentUser));

@@ -17,7 +17,7 @@ for_every_operator!(
     a_port_published_again_leads_to_its_new_place,
 );
 
-/// Answers one connection after the other with a word.
+/// A server that answers each connection with a word.
 const SERVER: &str = "$s = IO::Socket::INET->new(LocalAddr => '127.0.0.1:3000', Listen => 5); \
     while ($c = $s->accept) { print $c 'well'; close $c }";
 
@@ -66,7 +66,7 @@ fn a_published_port_leads_inside_from_the_start(fixture: &SandboxFixture) {
     assert_eq!(heard, "well");
     fixture.ok(&["delete", "-f", "fix"]);
     server.wait().unwrap();
-    // And the port is free again for the next one.
+    // The port is free for the next sandbox.
     fixture.ok(&["create", "fix", "--publish", &publish]);
     fixture.ok(&["delete", "-f", "fix"]);
     fixture.assert_nothing_left();
@@ -108,7 +108,7 @@ fn a_port_inside_is_shown_with_every_address_that_leads_to_it(fixture: &SandboxF
     assert_eq!(of("4000").matches("127.0.0.1:").count(), 1, "{shown}");
 }
 
-/// What a port of this machine says to whoever connects.
+/// The response of a port of this machine.
 fn heard(host: u16) -> Option<String> {
     let mut words = String::new();
     let mut stream = TcpStream::connect(("127.0.0.1", host)).ok()?;
@@ -126,7 +126,7 @@ fn a_port_published_again_leads_to_its_new_place(fixture: &SandboxFixture) {
         );
         fixture.stdout_of("fix", &server);
     }
-    // Any port the first time, and then that very one.
+    // Any free port the first time, and the same one afterwards.
     let mut host = 0;
     for (port, word) in [(8001, "one"), (8002, "two"), (8001, "one")] {
         fixture.ok(&["ports", "fix", "--publish", &format!("{host}:{port}")]);

@@ -14,11 +14,11 @@ for_every_operator!(
     what_is_passed_on_unread_is_for_its_program_alone,
 );
 
-/// What programs connect to that know no proxy.
+/// The address for programs without a proxy.
 const ANYWHERE: &str = "192.0.2.1";
 
-/// Asks by hand for a page of the host `$ARGV[0]` and prints what comes back. With more
-/// words these are a program that has the connection as well.
+/// Requests a page of the host `$ARGV[0]` by hand and prints the response. Further
+/// arguments are a program that inherits the connection.
 const PERL: &str = r#"
     use IO::Socket::INET;
     $^F = 255;
@@ -77,14 +77,14 @@ impl<'a> World<'a> {
         output::stdout(&output)
     }
 
-    /// What curl is answered, by whatever way it takes.
+    /// The response that curl gets.
     fn curl(&self, words: &str) -> String {
         let to = format!("--connect-to ::{ANYWHERE}:");
         self.fixture
             .stdout_of("fix", &format!("curl -sSk --noproxy '*' {to} {words}"))
     }
 
-    /// How many requests got through.
+    /// Number of requests that reached the server.
     fn arrived(&self) -> usize {
         self.plain.requests().len() + self.secure.requests().len()
     }
@@ -101,7 +101,7 @@ fn a_rule_for_one_program_is_for_no_other(fixture: &SandboxFixture) {
     let world = World::new(fixture, rules);
     assert_eq!(world.curl("http://allowed.test/"), "welcome");
     assert_eq!(world.curl("https://allowed.test/"), "welcome");
-    // By the proxy, and in a tunnel there.
+    // Through the proxy, and in a tunnel.
     for url in ["http://allowed.test/", "https://allowed.test/"] {
         let line = format!("curl -sSk -x http://{ANYWHERE}:8080 {url}");
         assert_eq!(fixture.stdout_of("fix", &line), "welcome", "{line}");
@@ -111,7 +111,7 @@ fn a_rule_for_one_program_is_for_no_other(fixture: &SandboxFixture) {
     let refused = world.perl(&["allowed.test"]);
     assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
     assert_eq!(reason(&refused), "program_denied");
-    // Another name for the same program is another program.
+    // Another path of the same program is another program.
     let line =
         format!("cp $(command -v curl) /tmp/other && /tmp/other -sSk -x http://{ANYWHERE}:8080");
     for url in ["http://allowed.test/", "https://allowed.test/"] {
@@ -136,7 +136,7 @@ fn a_connection_that_two_programs_hold_is_neithers(fixture: &SandboxFixture) {
 fn a_rule_for_git_is_for_what_git_does_its_work_with(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [git]}]\n";
     let world = World::new(fixture, rules);
-    // The server knows nothing of git; that it was asked is enough.
+    // The server is no git server; that the request arrives is enough.
     let asks = format!(
         "git -c http.sslVerify=false -c http.proxy=http://{ANYWHERE}:8080 ls-remote https://allowed.test/a.git"
     );

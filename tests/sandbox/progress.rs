@@ -1,4 +1,4 @@
-//! How far the making of a sandbox is.
+//! Progress of a sandbox's creation.
 
 use serde_json::{Value, json};
 use testkit::output;
@@ -10,7 +10,7 @@ for_every_operator!(
     somebody_on_a_terminal_sees_what_is_waited_for,
 );
 
-/// Asks for a sandbox in lines, as a script would, and returns them.
+/// Requests a sandbox with progress lines, as a script would.
 fn lines_of(fixture: &SandboxFixture, name: &str) -> Vec<Value> {
     let body = json!({ "name": name, "repository": fixture.repo.dir() }).to_string();
     let output = fixture
@@ -61,7 +61,7 @@ fn somebody_on_a_terminal_sees_what_is_waited_for(fixture: &SandboxFixture) {
     terminal.expect("running the set-up command");
     terminal.expect("Created fix");
     assert!(terminal.wait().success(), "{}", terminal.shown());
-    // A script hears nothing of it, nor does whoever reads a file.
+    // Scripts and redirected output receive no progress.
     let mut terminal = fixture.on_terminal(&["create", "quiet", "--json"]);
     assert!(terminal.wait().success(), "{}", terminal.shown());
     assert!(

@@ -1,4 +1,4 @@
-//! The operator's repository when it is not as it was.
+//! An operator's repository that was moved, locked or changed.
 
 use serde_json::json;
 use testkit::output;
@@ -31,11 +31,11 @@ fn worktrees_of_one_repository_share_their_sandboxes(fixture: &SandboxFixture) {
     let ran = run(&["run", "--name", "fix", "--", "touch", "new.txt"]);
     assert!(ran.status.success(), "{}", describe(&ran));
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
-    // It comes home where the operator stands.
+    // The work is imported in the worktree of the operator.
     let merged = run(&["merge", "fix"]);
     assert!(merged.status.success(), "{}", describe(&merged));
     assert!(linked.path("new.txt").exists() && !fixture.repo.path("new.txt").exists());
-    // Made in a worktree that is gone, it still has its repository.
+    // A sandbox of a removed worktree still has its repository.
     let made = run(&["create", "other"]);
     assert!(made.status.success(), "{}", describe(&made));
     fixture.stdout_of("other", "touch more.txt");
@@ -69,7 +69,7 @@ fn a_repository_that_was_moved_is_named_with_the_way_out(fixture: &SandboxFixtur
         }
     }
     assert_eq!(run(&["delete", "fix"]).status.code(), Some(4));
-    // With a link in its place, or back in it, all is well.
+    // With a link to the new path, or moved back, the commands work.
     std::os::unix::fs::symlink(&to, from).unwrap();
     fixture.ok(&["diff", "fix"]);
     std::fs::remove_file(from).unwrap();

@@ -1,4 +1,4 @@
-//! A repository's own `.palisade.yaml`: without effect until it is trusted, and then all of it.
+//! A repository's `.palisade.yaml`: without effect until it is trusted, then with full effect.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +25,7 @@ egress:
   domains: [wished.example, denied.example]
 ";
 
-/// An operator's settings that know where the hosts are and allow another one.
+/// Operator settings that resolve the hosts and allow another one.
 fn settings(fixture: &SandboxFixture, origin: &OriginServer, more: &str) {
     let address = origin.address();
     fixture.gate_dir.write_config(&format!(
@@ -40,7 +40,7 @@ fn origin() -> OriginServer {
     OriginServer::http(|_| OriginReply::text("well"))
 }
 
-/// Runs a line of bash in the sandbox of that name, which is made if need be.
+/// Runs a line of bash in the sandbox of that name, which is created if needed.
 fn run(fixture: &SandboxFixture, name: &str, line: &str) -> Output {
     let mut command = fixture.palisade(&["run", "--name", name, "--", "bash", "-c", line]);
     command.env("LISTED", "yes").env("UNLISTED", "no");
@@ -49,7 +49,7 @@ fn run(fixture: &SandboxFixture, name: &str, line: &str) -> Output {
     output
 }
 
-/// The status with which a request for a host is answered.
+/// The status of a request for a host.
 fn status(fixture: &SandboxFixture, name: &str, host: &str) -> String {
     let curl = format!("curl -sS -o /dev/null -w '%{{http_code}}' --max-time 25 http://{host}/");
     fixture.stdout_of(name, &curl)
@@ -90,7 +90,7 @@ fn an_untrusted_file_has_no_effect_and_is_reported(fixture: &SandboxFixture) {
     assert_eq!(status(fixture, "plain", "wished.example"), "403");
     assert_eq!(status(fixture, "plain", "listed.example"), "200");
     assert_eq!(published(fixture, "plain"), [Value::Null; 0]);
-    // What is in the workspace does not matter.
+    // The file in the workspace does not matter.
     fixture.stdout_of("plain", "echo 'setup_command: true' >.palisade.yaml");
     fixture.ok(&["delete", "-f", "plain"]);
     fixture.assert_nothing_left();
@@ -127,14 +127,14 @@ fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
         assert_eq!(status(fixture, "other", "listed.example"), "200");
         let list = fixture.stdout_of("own", "curl -sS http://palisade.internal/allowlist");
         assert!(list.contains("wished.example"), "{list}");
-        // A reload and a gate that starts again know it still.
+        // A reload and a restarted gate keep the rules.
         fixture.ok(&["config", "reload"]);
         assert_eq!(status(fixture, "own", "wished.example"), "200");
         assert_eq!(status(fixture, "other", "wished.example"), "403");
         fixture.ok(&["gate", "restart"]);
     }
 
-    // Names are answered by the same rules where they are forwarded.
+    // The DNS forwarder uses the same rules.
     settings(fixture, &origin, "  dns: {mode: forward}\n");
     fixture.ok(&["config", "reload"]);
     fixture.stdout_of(
@@ -146,7 +146,7 @@ fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
         "getent hosts listed.example && ! getent hosts wished.example",
     );
 
-    // The port leads inside; a second sandbox gets another one.
+    // The port is forwarded; a second sandbox gets another one.
     run(fixture, "second", "true");
     let (first, second) = (published(fixture, "own"), published(fixture, "second"));
     assert_eq!(
@@ -167,7 +167,7 @@ fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
     });
     assert_eq!(heard, "well");
 
-    // A fork has the same reach.
+    // A fork has the same rules.
     fixture.ok(&["fork", "own", "forked"]);
     assert_eq!(status(fixture, "forked", "wished.example"), "200");
     for name in ["own", "other", "second", "forked"] {
@@ -194,7 +194,7 @@ fn a_changed_file_is_untrusted_again(fixture: &SandboxFixture) {
         describe(&output)
     );
     assert_eq!(status(fixture, "after", "wished.example"), "403");
-    // A sandbox keeps what it was made with, and a run in it says both.
+    // A sandbox keeps the rules it was created with, and a run in it reports both.
     let output = run(fixture, "before", "true");
     assert!(
         output::stderr(&output).contains(changed),
@@ -207,7 +207,7 @@ fn a_changed_file_is_untrusted_again(fixture: &SandboxFixture) {
         describe(&output)
     );
     assert_eq!(status(fixture, "before", "wished.example"), "200");
-    // One with a mistake has no effect and says where.
+    // A file with a mistake has no effect, and the mistake's position is reported.
     fixture.repo.write(".palisade.yaml", "setup_comand: x\n");
     let output = run(fixture, "wrong", "true");
     let line = ".palisade.yaml has no effect: ";

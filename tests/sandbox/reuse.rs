@@ -1,4 +1,4 @@
-//! `run --name` goes on in the sandbox of that name, or says why it does not.
+//! `run --name` continues in the sandbox of that name, or reports why it does not.
 
 use std::process::Command;
 
@@ -53,7 +53,7 @@ fn a_run_that_asks_for_something_else_is_refused_with_what_differs(fixture: &San
             assert!(complaint.contains(named), "{options:?}: {complaint}");
         }
     }
-    // It was not even resumed.
+    // The sandbox was not even resumed.
     assert_eq!(fixture.json(&["list"])[0]["status"], "paused");
     fixture.ok(&["resume", "fix"]);
     assert_eq!(fixture.stdout_of("fix", "ls"), "README.md\nsrc");
@@ -80,12 +80,12 @@ fn publish_and_rm_apply_to_a_sandbox_that_is_there(fixture: &SandboxFixture) {
     fixture.ok(&["run", "--name", "fix", "--publish", "0:3000", "--", "true"]);
     let published = fixture.json(&["ports", "fix"])["published"].clone();
     assert_eq!(published[0]["port"], 3000);
-    // The same once more is no other.
+    // The same options again are no difference.
     let host = text(&published[0]["host"]);
     let same = format!("{host}:3000");
     fixture.ok(&["run", "--name", "fix", "--publish", &same, "--", "true"]);
     assert_eq!(fixture.json(&["ports", "fix"])["published"], published);
-    // With something to bring home it stays, and without it goes.
+    // With unmerged work the sandbox stays, and without it is removed.
     fixture.ok(&["run", "--name", "fix", "--rm", "--", "touch", "new.txt"]);
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
     fixture.ok(&["merge", "fix"]);
@@ -120,7 +120,7 @@ fn a_sandbox_whose_processes_are_gone_is_started_again(fixture: &SandboxFixture)
 
 fn a_sandbox_that_could_not_be_removed_is_said_to_be_so(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
-    // What a file is expected to be cannot be removed as one.
+    // A directory in the place of a file cannot be removed as a file.
     let rows = fixture.gate_dir.state().join("rows");
     let manifest = rows.join(format!("{id}.manifest"));
     std::fs::remove_file(&manifest).unwrap();

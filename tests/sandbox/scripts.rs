@@ -1,4 +1,4 @@
-//! What scripts rely on: JSON on stdout, help that helps.
+//! The interface for scripts: JSON on stdout, and the help texts.
 
 use serde_json::Value;
 use testkit::output;
@@ -47,7 +47,7 @@ fn json_has_the_fields_that_are_documented(fixture: &SandboxFixture) {
     assert_eq!(created["branch_name"], "palisade/fix");
     assert_eq!(created["base"], head.as_str());
     assert_eq!(created["repository"], repository.to_str().unwrap());
-    // What a repository's own file adds is looked up for one sandbox, not for a whole list.
+    // The additions of a repository's file are shown for one sandbox, not for a whole list.
     let mut listed = created.clone();
     let notes = listed.as_object_mut().unwrap().remove("notes");
     assert_eq!(notes, Some(serde_json::json!([])));
@@ -184,7 +184,7 @@ fn run_prints_one_object_and_nothing_else(fixture: &SandboxFixture) {
         { "kind": "M", "path": "README.md" }, { "kind": "A", "path": "new.txt" },
     ]);
     assert_eq!(value["files"], files);
-    // What is refused is in it, and so is a command that cannot be run.
+    // The result includes refusals, and a command that cannot be run.
     let reach = "exec 3<>/dev/tcp/192.0.2.7/443; printf '\\n\\n' >&3; head -c1 <&3; true";
     let (_, value) = run(&["--name", "fix", "--", "bash", "-c", reach]);
     assert_eq!(value["created"], false);
@@ -232,7 +232,7 @@ fn refusals_have_the_exit_codes_of_the_table(fixture: &SandboxFixture) {
 }
 
 fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
-    // In an order in which each finds what it is about.
+    // In an order in which each command finds its objects.
     for command in [
         "create",
         "list",
@@ -257,12 +257,12 @@ fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
         let help = fixture.ok(&[command, "--help"]);
         let example = help.lines().skip_while(|line| *line != "Example:").nth(1);
         let example = example.unwrap_or_else(|| panic!("{command}: {help}"));
-        // The words after it are for people.
+        // The text after the command is a comment.
         let (words, _) = example.trim().split_once("   ").unwrap();
         let words: Vec<&str> = words.split(' ').collect();
         assert_eq!(words[..2], ["palisade", command]);
         if command == "merge" {
-            // What apply has brought is in the way.
+            // The applied changes are in the way.
             fixture.repo.git(&["stash", "-u"]);
         }
         if command == "delete" {

@@ -1,5 +1,5 @@
-//! The set-up command of a new sandbox: from which of its three sources, and what is left of a
-//! sandbox whose set-up fails.
+//! The set-up command of a new sandbox: its three sources, and the clean-up after a
+//! failed set-up.
 
 use serde_json::json;
 use testkit::output;
@@ -12,7 +12,7 @@ for_every_operator!(
     seed_004_setup_command_that_times_out_leaves_no_sandbox,
 );
 
-/// Writes on both outputs, commits in the workspace, and fails.
+/// Writes to both outputs, commits in the workspace, and fails.
 const FAILING: &str = "echo first; echo broken >&2; git commit -q --allow-empty -m x; exit 1";
 
 /// The operator's configuration with these keys of `sandbox`.
@@ -21,7 +21,7 @@ fn configure(fixture: &SandboxFixture, keys: &str) {
     fixture.gate_dir.write_config(&text);
 }
 
-/// No sandbox, branch or registration is there, and the name is free.
+/// Asserts that no sandbox, branch or registration exists, and that the name is free.
 fn assert_undone(fixture: &SandboxFixture) {
     assert_eq!(fixture.json(&["list"]), json!([]));
     assert_eq!(fixture.json(&["registry", "list"]), json!([]));
@@ -43,7 +43,7 @@ fn seed_004_setup_command_runs_once_in_the_filled_workspace(fixture: &SandboxFix
         fixture.stdout_of("list", "ls -d '$HOME' 'a b'"),
         "$HOME\na b"
     );
-    // The option takes the place of the configured command.
+    // The option replaces the configured command.
     fixture.ok(&["create", "--setup-command", "echo own > ~/own", "own"]);
     assert_eq!(
         fixture.stdout_of("own", "ls -d '$HOME' || cat ~/own"),
@@ -88,7 +88,7 @@ fn seed_004_failed_setup_command_leaves_no_sandbox(fixture: &SandboxFixture) {
     );
     fixture.ok(&["config", "reload"]);
     refused("sandbox.setup_command", &["create", "fix"]);
-    // A trusted file takes the place of the operator's command.
+    // The command of a trusted file replaces the operator's.
     configure(fixture, "  setup_command: \"true\"\n");
     fixture.ok(&["config", "reload"]);
     let file = format!("setup_command: \"{FAILING}\"\n");

@@ -1,4 +1,4 @@
-//! A shell in a sandbox feels like a shell.
+//! Interactive shells in a sandbox behave as on the host.
 
 use std::process::Command;
 
@@ -22,9 +22,9 @@ for_every_operator!(
     a_sandbox_that_does_not_answer_holds_nobody_up,
 );
 
-for_a_borrower!(a_command_ends_with_the_terminal_it_was_started_from,);
+for_subid_user!(a_command_ends_with_the_terminal_it_was_started_from,);
 
-/// What no key of ours ever spells, so that an echo is not taken for an answer.
+/// A prompt that no typed key contains, so that an echo is not taken for it.
 const PROMPT: &str = "ready> ";
 
 /// A shell at its prompt.
@@ -36,7 +36,7 @@ fn shell(fixture: &SandboxFixture) -> Pty {
     terminal
 }
 
-/// Leaves the shell; the terminal must be as it was.
+/// Leaves the shell; the terminal settings must be restored.
 fn leave(mut terminal: Pty) {
     terminal.send("exit 0\r");
     let status = terminal.wait();
@@ -84,7 +84,7 @@ fn ctrl_c_interrupts_and_ctrl_z_stops(fixture: &SandboxFixture) {
 fn a_pager_works(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("seq 1 5000 > /tmp/numbers; less /tmp/numbers\r");
-    // The other screen, and the first page of 23 lines on it.
+    // The alternate screen, with the first page of 23 lines.
     terminal.expect("\x1b[?1049h");
     terminal.expect("23");
     terminal.send("G");
@@ -122,7 +122,7 @@ fn top_draws(fixture: &SandboxFixture) {
 }
 
 fn the_terminal_is_as_before_whatever_the_end(fixture: &SandboxFixture) {
-    // A program that leaves its terminal a mess, and one that is killed over it.
+    // A program that leaves the terminal in raw mode, and one that is killed in it.
     for (line, code) in [
         ("stty raw -echo; exit 3", 3),
         ("stty raw; kill -KILL $$", 137),
@@ -132,7 +132,7 @@ fn the_terminal_is_as_before_whatever_the_end(fixture: &SandboxFixture) {
         assert_eq!(status.code(), Some(code), "{}", terminal.shown());
         assert_eq!(terminal.settings(), terminal.settings_at_first(), "{line}");
     }
-    // The sandbox is taken away under the shell.
+    // The sandbox is deleted while the shell runs.
     let mut terminal = shell(fixture);
     fixture.ok(&["delete", "--force", "fix"]);
     let status = terminal.wait();
@@ -161,7 +161,7 @@ fn a_file_given_as_input_cannot_be_written_from_inside(fixture: &SandboxFixture)
 }
 
 fn input_is_passed_on_to_its_end(fixture: &SandboxFixture) {
-    // More than any pipe holds, to a reader that takes its time to begin.
+    // More than any pipe holds, to a reader that starts late.
     let path = fixture.gate_dir.path().join("much");
     let much: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     std::fs::write(&path, &much).unwrap();
@@ -282,7 +282,7 @@ fn a_sandbox_that_does_not_answer_holds_nobody_up(fixture: &SandboxFixture) {
             }
         }
     }
-    // A command that takes a signal its own way, and an init that is there, are left alone.
+    // A command that handles the signal, and a live init, are left alone.
     let line =
         "trap 'echo he''ard; sleep 3; exit 7' TERM; echo beg''un; while :; do sleep 0.1; done";
     let mut terminal = fixture.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);

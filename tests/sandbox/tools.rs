@@ -13,7 +13,7 @@ for_every_operator!(
     a_sandbox_that_stands_still_answers_no_tool,
 );
 
-for_a_borrower!(every_tool_works_inside_as_the_agent);
+for_subid_user!(every_tool_works_inside_as_the_agent);
 
 fn tool(fixture: &SandboxFixture, tool: &str, request: &Value) -> Value {
     let printed = fixture.ok(&["tool", "fix", tool, &request.to_string()]);
@@ -141,7 +141,7 @@ fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(fixture: 
 
 fn a_workbench_that_was_ended_is_started_again(fixture: &SandboxFixture) {
     fixture.create("fix");
-    // The parent of a command's leash; nobody sees it in a list of processes.
+    // The parent of a command's process guard; lists of processes do not show it.
     let served = || {
         bash(fixture, "cut -d' ' -f4 /proc/$PPID/stat")
             .trim_end()
@@ -152,7 +152,7 @@ fn a_workbench_that_was_ended_is_started_again(fixture: &SandboxFixture) {
     fixture.stdout_of("fix", &format!("kill -9 {first}"));
     let second = served();
     assert_ne!(second, first);
-    // It outlives the gate, as the sandbox does.
+    // The workbench outlives the gate, as the sandbox does.
     fixture.ok(&["gate", "restart"]);
     assert_eq!(served(), second);
     fixture.ok(&["delete", "-f", "fix"]);

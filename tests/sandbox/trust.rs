@@ -1,4 +1,4 @@
-//! What programs inside trust and know from the start: the gate's certificate, and its proxy.
+//! Trust and proxy settings of programs in a sandbox: the gate's certificate, and its proxy.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -28,7 +28,7 @@ for_every_operator!(
 mod lent {
     use super::*;
 
-    for_a_borrower!(
+    for_subid_user!(
         programs_trust_the_gate_with_and_without_its_proxy,
         a_refusal_is_read_and_no_error_of_tls,
         a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
@@ -59,7 +59,7 @@ mod needs_root {
     }
 }
 
-/// A host of the internet that may be reached, `allowed.test`.
+/// A host of the internet that is allowed, `allowed.test`.
 fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
     let ca = Ca::new("the internet");
     let origin = OriginServer::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
@@ -80,11 +80,11 @@ fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
     origin
 }
 
-/// Every variable that names the proxy, taken away.
+/// Unsets every variable that names the proxy.
 const BY_ITSELF: &str =
     "env -u HTTP_PROXY -u HTTPS_PROXY -u http_proxy -u https_proxy -u NODE_USE_ENV_PROXY";
 
-/// Every variable of ours, taken away.
+/// Unsets every variable of ours.
 const WITH_NOTHING: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
 
 const CURL: &str = "curl -sS --max-time 60 https://allowed.test/hello";
@@ -94,7 +94,7 @@ const JAVA: &str = "import java.net.http.*; class Ask { public static void main(
     \"https://allowed.test/hello\")).build(); System.out.println(HttpClient.newHttpClient()\
     .send(ask, HttpResponse.BodyHandlers.ofString()).body()); } }";
 
-/// A program, the line that makes it ask, what it says, and whether it looks at the system's
+/// A program, the command that sends its request, its output, and whether it reads the system's
 /// certificates where no variable names any.
 fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     let python = "import urllib.request as r; \
@@ -162,7 +162,7 @@ fn programs_trust_the_gate_with_and_without_its_proxy(fixture: &SandboxFixture) 
             let before = origin.requests().len();
             assert_eq!(fixture.stdout_of("fix", &line), says, "{line}");
             tried += 1;
-            // What it said came from there, and not from somewhere in between.
+            // The response came from the origin.
             if program != "openssl" {
                 assert!(origin.requests().len() > before, "{line}");
             }
@@ -205,11 +205,11 @@ fn a_refusal_is_read_and_no_error_of_tls(fixture: &SandboxFixture) {
     fixture.create("fix");
     for way in ["", BY_ITSELF, WITH_NOTHING] {
         let line = format!("{way} curl -sS --max-time 60 https://denied.test/");
-        let describe = fixture.stdout_of("fix", &line);
-        let describe: serde_json::Value =
-            serde_json::from_str(&describe).unwrap_or_else(|error| panic!("{error}: {describe}"));
-        assert!(describe["request_id"].is_string(), "{describe}");
-        assert!(describe["reason"].is_string(), "{describe}");
+        let answer = fixture.stdout_of("fix", &line);
+        let answer: serde_json::Value =
+            serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert!(answer["request_id"].is_string(), "{answer}");
+        assert!(answer["reason"].is_string(), "{answer}");
     }
 }
 
@@ -247,7 +247,7 @@ fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(fixture: &SandboxFix
     };
     both(CURL);
     both("wget -q -O- https://allowed.test/hello");
-    // One that starts again trusts who signs now.
+    // A restarted sandbox trusts the current root.
     let init = fixture.init(&old);
     kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
     wait::until("init's end", || {
@@ -258,11 +258,11 @@ fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(fixture: &SandboxFix
     both(CURL);
 }
 
-/// Writes the last root that a sandbox got to `/tmp/last.pem` inside.
+/// Writes the newest root of a sandbox to `/tmp/last.pem` inside.
 const LAST_ROOT: &str =
     "tac /etc/palisade/ca.pem | sed '/BEGIN CERTIFICATE/q' | tac > /tmp/last.pem";
 
-/// Whether a running sandbox has a root wherever programs look for one, and whether that root
+/// Asserts that a running sandbox has a root in every store, and that this root
 /// alone verifies.
 fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
     fixture.stdout_of(name, LAST_ROOT);
@@ -277,7 +277,7 @@ fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
             "{way}"
         );
     }
-    // And by the name that OpenSSL looks for in a directory.
+    // And by the name that OpenSSL looks up in a directory.
     let line = "cat /etc/ssl/certs/$(openssl x509 -noout -hash -in /tmp/last.pem).0";
     assert!(fixture.stdout_of(name, line).contains(root), "{name}");
 }
@@ -310,7 +310,7 @@ fn a_running_sandbox_gets_a_new_root(fixture: &SandboxFixture) {
     assert_eq!(rest.trim_end(), system.trim_end());
     fixture.ok(&["resume", "paused"]);
     assert_has_root(fixture, "paused", &second);
-    // One that was rotated while no gate could tell anybody: the next gate does.
+    // A root that was rotated while no gate ran: the next gate distributes it.
     fixture.ok(&["pause", "one"]);
     fixture.ok(&["ca", "rotate", "--yes"]);
     let third = exported(fixture);
@@ -336,7 +336,7 @@ fn a_running_gate_renews_its_root_before_its_end(fixture: &SandboxFixture) {
     std::fs::write(&file, kept.to_string()).unwrap();
     fixture.ok(&["gate", "start"]);
     let gate = fixture.gate();
-    // On disk, where every gate has it: no command tells this one to look.
+    // On disk, where every gate reads it: no command makes this gate look.
     let public = fixture.gate_dir.state().join("ca.pem");
     let root = || {
         std::fs::read_to_string(&public)
@@ -376,7 +376,7 @@ fn the_setup_knows_the_gate(fixture: &SandboxFixture) {
     assert_eq!(fixture.stdout_of("fix", "cat /tmp/said"), "hello");
 }
 
-/// Every file that says whom the host trusts: its name, when it changed, what it holds.
+/// Every trust file of the host: its name, modification time and content.
 fn trusted_by_the_host() -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
     let mut all = Vec::new();
     for gate_dir in [
@@ -404,7 +404,7 @@ fn nothing_that_an_agent_does_changes_what_the_host_trusts(fixture: &SandboxFixt
          echo x > $at/new; done",
     );
     assert_eq!(trusted_by_the_host(), before);
-    // And what tells programs of the gate is not the agent's to change either.
+    // The agent cannot change the files that tell programs of the gate either.
     assert_eq!(inside(fixture, "fix"), exported(fixture));
     fixture.stdout_of("fix", "test ! -e /etc/palisade/new");
     fixture.create("other");
@@ -415,7 +415,7 @@ fn nothing_that_an_agent_does_changes_what_the_host_trusts(fixture: &SandboxFixt
 fn a_tree_of_the_operators_trusts_the_gate(fixture: &SandboxFixture) {
     let tree = fixture.gate_dir.path().join("tree");
     let at = |name: &str| tree.join(name);
-    // As Fedora has it: links between directories, and a link where the bundle is.
+    // As on Fedora: links between directories, and a link where the bundle is.
     for name in ["bin", "etc/ssl", "etc/pki/tls/certs", "etc/pki/extracted"] {
         std::fs::create_dir_all(at(name)).unwrap();
     }
@@ -464,7 +464,7 @@ fn a_tree_of_the_operators_trusts_the_gate(fixture: &SandboxFixture) {
     );
 }
 
-/// A sandbox whose agent is root inside, as a borrower's always is.
+/// A sandbox whose agent is root inside, as it always is for a user with subids.
 fn create_as_root(fixture: &SandboxFixture, name: &str) {
     match fixture.gate_dir.operator() {
         Operator::SubidUser => fixture.ok(&["create", name]),
@@ -497,7 +497,7 @@ fn a_bundle_that_is_made_anew_holds_the_root(fixture: &SandboxFixture) {
 fn a_fork_trusts_the_gate_whatever_was_in_the_way(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     create_as_root(fixture, "one");
-    // As root inside it can, and a fork begins with its files.
+    // As root inside the agent can, and a fork starts with its files.
     fixture.bash(
         "one",
         "mv /etc/palisade /etc/other; ln -s /workspace /etc/palisade; \

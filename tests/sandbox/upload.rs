@@ -1,4 +1,4 @@
-//! What an upload takes along.
+//! The files of an upload.
 
 use std::os::unix::fs::symlink;
 
@@ -27,7 +27,7 @@ fn an_upload_leaves_our_own_state_out(fixture: &SandboxFixture) {
         "{there}"
     );
     assert!(!there.contains("state"), "{there}");
-    // What lies within it is refused, by whatever name.
+    // Paths below the state directory are refused under any name.
     let link = home.join("other-name");
     symlink(fixture.gate_dir.state(), &link).unwrap();
     for source in [

@@ -1,4 +1,4 @@
-//! What an agent finds when it looks around: nothing of the host, and a gate at every door.
+//! Isolation as an agent sees it: nothing of the host is visible, and all traffic ends at the gate.
 
 use serde_json::Value;
 use testkit::output;
@@ -17,7 +17,7 @@ for_every_operator!(
     many_sandboxes_have_sockets_enough_and_programs_inside_the_usual_limit,
 );
 
-for_a_borrower!(
+for_subid_user!(
     nothing_of_the_host_can_be_found_inside,
     nothing_of_another_sandbox_can_be_found_inside,
     every_address_ends_at_the_gate_which_says_so,
@@ -41,7 +41,7 @@ fn nothing_of_the_host_can_be_found_inside(fixture: &SandboxFixture) {
     );
     assert_eq!(found, "");
     assert_eq!(fixture.stdout_of("fix", "ls /home"), "agent");
-    // Names of the host in what a process can know of itself.
+    // Names of the host in the information of a process about itself.
     let gate_dir = fixture.gate_dir.path().to_string_lossy().into_owned();
     let known = fixture.stdout_of(
         "fix",
@@ -95,7 +95,7 @@ fn every_address_ends_at_the_gate_which_says_so(fixture: &SandboxFixture) {
             "{address}"
         );
     }
-    // Without a name in the hello nobody can tell what is meant; inside TLS that is said.
+    // Without SNI the target is unknown; the refusal is sent inside TLS.
     for address in ["https://192.0.2.1/", "https://[2001:db8::1]/"] {
         let line = format!("curl -g -ksS --noproxy '*' --max-time 20 '{address}'");
         let body: Value = serde_json::from_str(&fixture.stdout_of("fix", &line)).unwrap();
@@ -109,7 +109,7 @@ const QUERY: &str =
 const QUERY_TEXT: &str =
     "\\x12\\x34\\x01\\x00\\0\\x01\\0\\0\\0\\0\\0\\0\\x01x\\x04test\\0\\0\\x10\\0\\x01";
 
-/// The last four bytes of an answer, which are the address: one that only the gate knows.
+/// The last four bytes of the answer, a synthetic address of the gate.
 const SYNTHETIC: &str = "c6 12 ";
 
 fn every_resolver_is_the_gate(fixture: &SandboxFixture) {
@@ -188,7 +188,7 @@ fn localhost_is_the_agents_own(fixture: &SandboxFixture) {
             describe(&output)
         );
     }
-    // Where nobody listens, nobody answers; the gate least of all.
+    // A port without a listener does not answer.
     let output = fixture.bash(
         "fix",
         "curl -sS --noproxy '*' --max-time 20 http://127.0.0.1/",

@@ -1,5 +1,5 @@
-//! What must agree: the tunnel, the TLS hello, the target and the `Host` name one host, in
-//! one spelling, on one port.
+//! Consistency of a request: CONNECT target, SNI, request target and `Host` must name the same
+//! host, in one spelling, on one port.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use testkit::origin::{OriginReply, OriginServer};
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-/// Long enough to close a connection.
+/// Time limit for closing a connection.
 const SOON: Duration = Duration::from_secs(20);
 
-/// api.example and its twin may both be reached over TLS, web.example without.
+/// api.example and its twin are allowed over TLS, web.example without.
 struct Net {
     api: OriginServer,
     web: OriginServer,
@@ -48,7 +48,7 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &NetNamespace)) {
 }
 
 impl Net {
-    /// Nothing came out.
+    /// Asserts that no request reached an origin.
     #[track_caller]
     fn assert_untouched(&self) {
         let seen = [self.api.requests(), self.web.requests()].concat();
@@ -56,7 +56,7 @@ impl Net {
     }
 }
 
-/// Asks for a tunnel. What follows a success is the tunnel's.
+/// Sends CONNECT. The stream is the tunnel after a success.
 fn connect(mut stream: &TcpStream, to: &str) -> HttpResponse {
     let request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
@@ -76,7 +76,7 @@ fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
     stream
 }
 
-/// What a request in TLS in a tunnel gets.
+/// The response to a request over TLS in a tunnel.
 fn in_tunnel(inside: &NetNamespace, to: &str, hello: Option<&str>, request: &str) -> HttpResponse {
     exchange(
         inside::tls(tunnel(inside, to), hello, &["http/1.1"]),
@@ -97,7 +97,7 @@ fn where_tunnel_hello_and_host_agree_the_request_passes() {
             assert_eq!(answer.text(), "api", "{to} {hello:?} {host}: {answer:?}");
         }
         assert_eq!(net.api.requests().len(), same.len());
-        // The name that was judged is the one that is said on.
+        // The checked name is the one that is sent upstream.
         for seen in net.api.requests() {
             let said = seen.uri.authority().map(ToString::to_string);
             let said = said.or_else(|| seen.header("host").map(ToOwned::to_owned));
@@ -110,7 +110,7 @@ fn where_tunnel_hello_and_host_agree_the_request_passes() {
 fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes() {
     with_agent(|net, agent, inside| {
         for (to, hello, host) in [
-            // Both names may be reached, and still it is one or the other.
+            // Both names are allowed, but they must agree.
             ("api.example:443", Some("twin.example"), "api.example"),
             ("api.example:443", Some("twin.example"), "twin.example"),
             ("api.example:443", Some("api.example"), "twin.example"),
@@ -124,7 +124,7 @@ fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes()
             let mut stream = inside::tls(tunnel(inside, to), hello, &["http/1.1"]);
             let answer = exchange(&mut stream, get(host, "/"));
             let id = refusal(&answer, 421, "name_mismatch");
-            // By itself it would close later, when no other request came.
+            // An idle connection would close later.
             assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
             let closed = inside::ends(&mut stream, SOON);
             assert!(closed, "{to} {hello:?} {host}: still open");
@@ -153,7 +153,7 @@ fn without_a_proxy_the_hello_and_the_host_agree_or_nothing_passes() {
             421,
             "name_mismatch",
         );
-        // Nobody says which host, but for the Host: that is not enough.
+        // Only the Host header names a host: that is not enough.
         refusal(&direct(None, "api.example"), 421, "name_mismatch");
         net.assert_untouched();
         assert_eq!(direct(Some("api.example"), "api.example").text(), "api");
@@ -253,7 +253,7 @@ fn the_port_counts() {
         );
         net.assert_untouched();
         assert_eq!(ask_for("port.example:8000").text(), "web");
-        // A program that knows no proxy means the port that it connected to.
+        // A program without a proxy means the port that it connected to.
         refusal(
             &exchange(inside.port(80), get("port.example:8000", "/")),
             421,
@@ -262,7 +262,7 @@ fn the_port_counts() {
     });
 }
 
-/// Addresses in every spelling that some program takes for one.
+/// Addresses in every spelling that some program accepts.
 const LITERALS: [&str; 21] = [
     "127.0.0.1",
     "169.254.169.254",
@@ -344,7 +344,7 @@ fn a_listed_address_is_reached_and_no_other() {
         403,
         "ip_literal",
     );
-    // Another spelling is the same address, and goes out in the one that was judged.
+    // Another spelling is the same address, and is sent in the checked form.
     for spelling in ["3221225991", "0xc0000207", "192.0.519", "0300.0.2.7"] {
         let answer = exchange(agent.inside().port(80), get(spelling, "/"));
         assert_eq!(answer.status, 200, "{spelling}: {answer:?}");
@@ -367,7 +367,7 @@ fn a_hello_in_one_byte_pieces_is_read_all_the_same() {
             421,
             "name_mismatch",
         );
-        // And plain requests as well.
+        // Plain requests as well.
         let answer = exchange(ByteAtATime(inside.port(80)), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
     });
@@ -393,7 +393,7 @@ fn a_hello_with_an_encrypted_one_inside_is_read_by_its_outer_name() {
             exchange(tls, get(host, "/"))
         };
         assert_eq!(grease("api.example", "api.example").text(), "api");
-        // What it might hide plays no part: the request must name what the hello shows.
+        // The inner hello does not count: the request must name the outer name.
         refusal(&grease("evil.example", "api.example"), 421, "name_mismatch");
         refusal(&grease("evil.example", "evil.example"), 403, "host_denied");
         assert_eq!(net.api.requests().len(), 1);
@@ -420,7 +420,7 @@ fn plain_text_in_a_tunnel_is_judged_as_http_or_closed() {
         // To port 443 it is a request to http://…:443, which does not agree.
         let answer = exchange(tunnel(inside, "api.example:443"), get("api.example", "/"));
         refusal(&answer, 421, "name_mismatch");
-        // What is neither TLS nor HTTP goes nowhere.
+        // Bytes that are neither TLS nor HTTP are not forwarded.
         for bytes in [
             "SSH-2.0-OpenSSH_9.2\r\n",
             "\0\0\0\0\0\0\0\0\n\n",

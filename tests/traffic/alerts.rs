@@ -1,5 +1,5 @@
-//! docs/observability.md against the metrics of the binary: its catalogue is complete, and its
-//! alerts can fire.
+//! docs/observability.md compared with the metrics of the binary: its catalogue is complete, and
+//! its alerts can fire.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -117,7 +117,7 @@ fn read_alert(expression: &str) -> Alert {
     }
 }
 
-/// Traffic that makes the condition of every alert: answers of status 5xx, a git host that
+/// Traffic that meets the condition of every alert: responses of status 5xx, a git host that
 /// fails, requests over the rate, and an open circuit breaker.
 fn troubled_net() -> (Net, [OriginServer; 3]) {
     let fixture = TrafficFixture::new();
@@ -172,7 +172,7 @@ fn seed_003_alerts_select_series_that_trouble_raises() {
     for (name, alert) in &alerts {
         assert!(!alert.selectors.is_empty(), "{name}: {alert:?}");
         for selector in &alert.selectors {
-            // The record of a request is written after its answer.
+            // The record of a request is written after its response.
             let raised = || {
                 let samples = samples(&net.fixture.metrics());
                 let selected: Vec<Sample> = samples
@@ -192,7 +192,7 @@ fn seed_003_alerts_select_series_that_trouble_raises() {
             }
         }
     }
-    // Who and what is to blame has a name, also below a wildcard.
+    // Labels name the upstream and the sandbox, also below a wildcard.
     let metrics = net.fixture.metrics();
     for line in [
         "proxy_rate_limit_rejected_total{container_id=\"one\",upstream=\"slow.wild.example\"} 1",
@@ -225,7 +225,7 @@ fn is_catalogued(name: &str) -> bool {
     name.starts_with("proxy_") || name.starts_with("palisade_")
 }
 
-/// Metrics that have no series, and are not declared, before what they count has happened.
+/// Metrics that have no series, and are not declared, before their first event.
 const UNSEEN: [&str; 3] = [
     "palisade_task_restarts_total",
     "proxy_dns_queries_total",

@@ -24,7 +24,7 @@ fn body_of_unknown_length_arrives_whatever_the_method() {
     for (origin, host) in [(&one, "one.example"), (&two, "two.example")] {
         for version in ["--http1.1", "--http2"] {
             for method in METHODS {
-                // What comes from a pipe has no length: chunks in HTTP/1, frames in HTTP/2.
+                // Standard input has no length: chunks in HTTP/1, frames in HTTP/2.
                 let what = format!("{method} {version} {host}");
                 let got = agent.curl(&format!(
                     "{version} -X {method} -T - https://{host}/ <<<'{what}'"

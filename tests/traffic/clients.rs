@@ -1,4 +1,4 @@
-//! Programs that people use, each as it comes, with the proxy's variables and without.
+//! Common programs with default settings, with and without proxy variables.
 
 use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 
@@ -15,7 +15,7 @@ fn answer(asked: &OriginRequest) -> OriginReply {
     }
 }
 
-/// With no variable at all, and with those that a proxy has.
+/// Without proxy variables, and with them.
 const WAYS: [&str; 2] = [
     "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy;",
     "export http_proxy=http://192.0.0.1:8080 https_proxy=http://192.0.0.1:8080;",
@@ -156,7 +156,7 @@ fn pythons_requests_gets_what_it_asks_for() {
             found.status.success(),
             "requests is missing here: ./test installs python3-requests"
         );
-        // Two on one session, so that the second finds the connection of the first.
+        // Two requests in one session, so that the second reuses the connection.
         let program = "import sys, requests\n\
             with requests.Session() as session:\n    \
                 for method in ('GET', 'POST'):\n        \

@@ -1,5 +1,5 @@
-//! The recorded decisions of the traffic plane: one table of requests, sent through every
-//! entry point, and what client and audit log showed of each (`tests/corpus/`).
+//! The recorded decisions of the traffic plane: one table of requests, sent through every entry
+//! point, with the results for client and audit log (`tests/corpus/`).
 
 mod expired;
 mod requests;
@@ -81,7 +81,7 @@ git:
   hosts: [forge.example]
 "#;
 
-/// Limits that decide the same however long a table takes.
+/// Limits that decide the same independent of time.
 const POLICY: &str = "rate_limits:
   per_upstream:
     limited.example: {requests_per_second: 0.0001, burst_size: 2}
@@ -200,7 +200,7 @@ impl Net {
         }
     }
 
-    /// Registers the containers of the shared network, which loopback plays.
+    /// Registers the containers of the shared network, which loopback stands for.
     fn register_containers(&self) {
         for (id, ip) in CONTAINERS {
             let args = ["registry", "add", id, "--ip", ip, "--repo", "acme/app"];
@@ -244,7 +244,7 @@ fn address(name: &str) -> resolver::DnsReply {
 
 const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'";
 
-/// What curl showed: whether it succeeded, the status of a tunnel and of the answer, and the
+/// The result of curl: whether it succeeded, the status of CONNECT and of the response, and the
 /// reason that a refusal names.
 fn outcome(output: &Output) -> String {
     let printed = output::stdout(output);
@@ -271,7 +271,7 @@ struct Entry {
 
 fn replay(corpus: &mut Corpus, entry: &Entry, curl: impl Fn(&str) -> String) {
     for (name, host, path, more) in REQUESTS {
-        // Plain HTTP has no 8443 here, and curl asks for WebSocket in HTTP/1.1 only.
+        // Plain HTTP has no 8443 here, and curl opens WebSockets in HTTP/1.1 only.
         if entry.scheme == "http" && host.ends_with(":8443")
             || entry.arguments.contains("--http2") && name.starts_with("websocket")
         {
@@ -342,7 +342,7 @@ fn corpus_of_a_shared_network_with_bundles() {
     corpus.finish();
 }
 
-/// The entry points of a sandbox beside its proxy: programs that know of none.
+/// The entry points of a sandbox beside its proxy, for programs without a proxy.
 const TRANSPARENT: [Entry; 3] = [
     Entry {
         name: "transparent, http",
@@ -396,7 +396,7 @@ const QUERIES: [&str; 14] = [
     "a_b.open.example",
 ];
 
-/// What dig showed: the status, and the extended error.
+/// The result of dig: the status, and the extended error.
 fn name_outcome(output: &Output) -> String {
     let printed = output::stdout(output);
     let status = printed.lines().find_map(|line| line.split_once("status: "));

@@ -1,4 +1,4 @@
-//! Upstreams that answer before they have heard all of a request, and those with long heads.
+//! Upstreams that answer before the end of a request, and those with long response heads.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ fn with_agent(
     check(&without, &web, &agent);
 }
 
-/// Reads the head of a request, if one comes.
+/// Reads the head of a request, if one arrives.
 fn hears(stream: &mut TcpStream) -> bool {
     loop {
         match http::read_line(&mut *stream) {
@@ -43,7 +43,7 @@ fn an_upstream_that_answers_and_closes_early_is_heard() {
             let said = stream.write_all(
                 b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno\n",
             );
-            // Closed with unread bytes in it, so that the gate is reset.
+            // Closed with unread bytes, so that the gate receives a reset.
             drop(said);
         }
     };
@@ -95,7 +95,7 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
         assert_eq!(answer.text(), "early");
         stream.write_all(b"4\r\nlate\r\n").unwrap();
         wait::until("the upstream to hear it", || heard.is_open().then_some(()));
-        assert!(!cut.is_open(), "it goes on while it may");
+        assert!(!cut.is_open(), "the upload continues while it is allowed");
         agent.fixture.reload(without);
         wait::until("the upload to be cut", || cut.is_open().then_some(()));
         assert!(inside::ends(&mut stream, SOON));

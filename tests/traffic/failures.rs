@@ -1,4 +1,4 @@
-//! Clients that leave and upstreams that fail: on record, and no refusals.
+//! Failures of clients and upstreams: recorded, and not counted as refusals.
 
 use testkit::port::Port;
 use testkit::{output, wait};

@@ -1,4 +1,4 @@
-//! Messages that two readers could read in two ways are refused, said so, and written down.
+//! Ambiguous messages are refused with a reason, and recorded.
 
 use std::io::Write;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The rules for GitHub's API, as an agent meets them.
+//! The rules for GitHub's API, tested from inside a sandbox.
 
 use std::io::Write;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn with_github(
     check(&plain, &api, &fixture, &inside);
 }
 
-/// A request of that first line, with these headers and this body.
+/// A request with that first line, these headers and this body.
 fn request_text(line: &str, headers: &[&str], body: &str) -> String {
     let lines: String = headers.iter().map(|one| format!("{one}\r\n")).collect();
     let length = body.len();
@@ -61,7 +61,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                 "{error}"
             );
             assert_eq!(fixture.record(&id)["reason"], "github_rule");
-            // By the other roads that lead there.
+            // By other routes with the same effect.
             for (line, body) in [
                 ("PUT /repos/acme/app/pulls/123/merge/", "{}"),
                 ("PUT /repos/acme/app//pulls/123/%6derge", "{}"),
@@ -78,7 +78,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                 refusal(&answer, 403, "github_rule");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
-            // What is no merge passes.
+            // Requests that do not merge pass.
             let comment = "POST /repos/acme/app/issues/1/comments";
             let answer = exchange(
                 speak(inside),

@@ -1,4 +1,4 @@
-//! Load that means harm, bounded: the gate keeps its memory, and the others their answers.
+//! Bounded hostile load: the gate's memory stays limited, and other sandboxes are served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -13,7 +13,7 @@ use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_en
 
 const API: &str = "https://api.example/";
 
-/// A sandbox that means harm, and one that does its work.
+/// A hostile sandbox, and one that works normally.
 fn with_two(
     rules: impl FnOnce(Rules) -> Rules,
     check: impl FnOnce(&TrafficFixture, &Agent<'_>, &Agent<'_>),
@@ -34,7 +34,7 @@ fn with_two(
     check(&fixture, &evil, &good);
 }
 
-/// Sends the rest a byte at a time until the other side ends it; says after how long.
+/// Sends the rest one byte at a time until the peer closes; returns the time.
 fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
     let begun = Instant::now();
     for byte in rest {
@@ -84,7 +84,7 @@ fn heads_that_never_end_are_not_waited_for() {
                 }
                 let (rest, slow, inside) = (&rest, &slow, &inside);
                 scope.spawn(move || {
-                    // In TLS as well, where the handshake was quick.
+                    // In TLS as well, after a normal handshake.
                     let stream = inside.port(443);
                     let mut tls = inside::tls(stream, Some("api.example"), &["http/1.1"]);
                     tls.write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
@@ -96,7 +96,7 @@ fn heads_that_never_end_are_not_waited_for() {
                     assert!(ended < Duration::from_secs(20), "{ended:?} in TLS");
                 });
                 scope.spawn(move || {
-                    // And a hello of which each byte comes late.
+                    // And a TLS hello of which each byte comes late.
                     let mut stream = slow(443);
                     stream
                         .write_all(&[0x16, 3, 1, 4, 0, 1, 0, 3, 0xfc, 3, 3])
@@ -109,7 +109,7 @@ fn heads_that_never_end_are_not_waited_for() {
     );
 }
 
-/// How many series there are, but for the histograms' buckets.
+/// Number of series without histogram buckets.
 fn series(fixture: &TrafficFixture) -> usize {
     let metrics = fixture.metrics();
     metrics
@@ -141,7 +141,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                     }
                 }
             };
-            // Certificates are made for names, too; and addresses.
+            // Certificates are issued for names and addresses, too.
             let shake = |from: u32, to: u32| {
                 for n in from..to {
                     let name = format!("h{n}.evil.example");
@@ -162,7 +162,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                         query.extend(label.as_bytes());
                     }
                     query.extend([0, 0, 1, 0, 1]);
-                    // Most are dropped: so many at a time are not answered.
+                    // Most are dropped: only a limited number is answered at a time.
                     socket.send(&query).unwrap();
                 }
             };
@@ -210,7 +210,7 @@ fn request() -> Vec<u8> {
     block
 }
 
-/// Says frames until they are all said or nobody listens any more.
+/// Sends frames until the end or until the peer closes.
 fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
     let mut tls = inside::tls(agent.inside().port(443), Some("api.example"), &["h2"]);
     tls.sock
@@ -293,7 +293,7 @@ fn a_head_of_http2_that_never_ends_is_survived() {
     });
 }
 
-/// What a process may have open.
+/// Raises the limit of open files.
 fn raise_own_limit() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
@@ -348,7 +348,7 @@ fn tunnels_count_among_a_sandboxs_connections() {
         |_, evil, good| {
             raise_own_limit();
             let to = SocketAddr::from(([192, 0, 2, 1], 8080));
-            // More than one sandbox may have at a time: the last ones wait for a place.
+            // More than one sandbox may have at a time: the last ones wait.
             let (opened, waiting) = evil.inside().within(move || {
                 let mut streams = Vec::new();
                 for _ in 0..4300 {
@@ -375,7 +375,7 @@ fn tunnels_count_among_a_sandboxs_connections() {
             let mut waiting = waiting.expect("there is an end to it");
             assert!(opened.len() > 1000, "{}", opened.len());
             assert_eq!(good.curl(API).status, 200);
-            // A place that becomes free is the next one's.
+            // The next connection gets a slot that becomes free.
             drop(opened);
             waiting.set_read_timeout(Some(wait::LIMIT)).unwrap();
             assert_eq!(testkit::http::read_head(&mut waiting).unwrap().status, 200);

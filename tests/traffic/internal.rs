@@ -1,12 +1,12 @@
-//! Issue 14, number 4: what the gate answers itself, at `palisade.internal`, is limited as
-//! everything else is, and an agent cannot flood the gate's log with it.
+//! Issue 14, number 4: the gate's own responses at `palisade.internal` are rate-limited as
+//! everything else is, and an agent cannot flood the gate's log with them.
 
 use testkit::output;
 use testkit::wait;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
-/// The first line of a fetch in git's own protocol.
+/// The first line of a fetch in the git protocol.
 const FETCH: &str = r"0031git-upload-pack /none\0host=palisade.internal\0";
 
 fn with_agent(policy: &str, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
@@ -18,10 +18,10 @@ fn with_agent(policy: &str, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
 
 #[test]
 fn the_gates_own_answers_are_rate_limited_however_they_are_asked_for() {
-    // So slow that no token comes back while the test lasts.
+    // So slow that no token is refilled during the test.
     let limits = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 3}\n";
     with_agent(limits, |fixture, agent| {
-        // What an agent asks of unknown hosts does not keep it from the gate.
+        // Requests to unknown hosts do not use the tokens for the gate.
         for _ in 0..3 {
             let got = agent.curl("http://denied.example/");
             got.refused(403, "host_denied");
@@ -56,7 +56,7 @@ fn the_gates_own_answers_are_rate_limited_however_they_are_asked_for() {
                 "{asked}"
             );
         }
-        // Git is told in the forms that it shows.
+        // The refusal has the form that git shows.
         let asked = "http://palisade.internal/git/none/info/refs?service=git-upload-pack";
         let got = agent.curl(&format!("'{asked}'"));
         assert_eq!(got.status, 429, "{got:?}");
@@ -81,7 +81,7 @@ fn a_flood_of_log_lines_is_cut_and_silences_no_other_sandbox() {
             let lines = log.lines().filter(|line| line.contains(what));
             lines.map(str::to_owned).collect::<Vec<_>>()
         };
-        // A line that comes after all of the flood's.
+        // A log line after the flood.
         let two = fixture.create("two");
         wait::until("the next line", || lines_with(&two.id).pop());
         let missing = "asked for that is not there";

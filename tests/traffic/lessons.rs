@@ -1,4 +1,4 @@
-//! What users of the programs before us ran into, each once.
+//! Regression tests for problems of comparable programs.
 
 use std::net::Ipv4Addr;
 
@@ -37,10 +37,10 @@ fn a_name_is_judged_before_anybody_resolves_it() {
     ] {
         assert_eq!(agent.curl(url).status, 403, "{url}");
     }
-    // Looking it up tells nobody anything either.
+    // The refused name reaches no resolver.
     agent.stdout_of("dig +short secret.evil.example");
     assert_eq!(upstream.queries(), []);
-    // What may be reached is looked up.
+    // An allowed name is resolved.
     let got = agent.curl(&format!("{proxy} http://api.example:{port}/open"));
     assert_eq!(got.body, "hello", "{got:?}");
     let asked = upstream.queries();
@@ -82,7 +82,7 @@ fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
             "-x http://192.0.0.1:8080 http://n{n}.example:{port}/"
         ));
         got.refused(403, "address_class");
-        // The address is the operator's business.
+        // The address is shown only to the operator.
         assert!(!got.body.contains(&ip.to_string()), "{got:?}");
     }
     assert_eq!(web.connections(), 0);

@@ -1,4 +1,4 @@
-//! Two sandboxes of one gate have nothing in common but the rules.
+//! Two sandboxes of one gate share nothing but the rules.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -83,7 +83,7 @@ fn names_that_one_looks_up_tell_the_other_nothing() {
             first.starts_with("198.18.") || first.starts_with("198.19."),
             "{first}"
         );
-        // What the other looks up in between moves nothing here.
+        // Queries of the other sandbox in between change nothing here.
         let lines: Vec<String> = (0..20).map(|n| format!("n{n}.example A")).collect();
         one.stdout_of(&format!(
             "printf '%s\\n' {} | dig +short -f -",
@@ -101,7 +101,7 @@ fn names_that_one_looks_up_tell_the_other_nothing() {
         look_up(&four, "a.example");
         look_up(one, "between.example");
         assert_eq!(look_up(&four, "b.example"), after_one);
-        // And an address is no way to a name.
+        // An address cannot be resolved to the name of the other sandbox.
         let got = two.curl(&format!("http://{}/", look_up(one, "api.example")));
         got.refused(403, "ip_literal");
     });

@@ -1,5 +1,5 @@
-//! Headers by which a server takes a request for one of another method or path. They would
-//! get around rules about methods and paths, so they do not pass where there are such rules.
+//! Headers that make a server treat a request as one of another method or path. They would
+//! bypass rules about methods and paths, so they are refused where such rules apply.
 
 use testkit::origin::{OriginReply, OriginServer};
 

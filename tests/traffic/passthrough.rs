@@ -1,5 +1,5 @@
-//! TLS that is passed on unread: the client speaks with the host itself, and the record
-//! says that nobody looked.
+//! TLS passthrough: the client has a TLS session with the host itself, and the record
+//! says that the content was not inspected.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -10,7 +10,7 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
-/// pinned.example is passed on; closed.example would be, if it were allowed.
+/// pinned.example is passed through; closed.example would be, if it were allowed.
 fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let names = ["pinned.example", "closed.example"];
@@ -28,7 +28,7 @@ fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
     check(&rules, &pinned, &agent);
 }
 
-/// Trusts the host's own root, and nobody else.
+/// Trusts only the host's own root.
 const THEIRS: &str = "--cacert ~/theirs.pem";
 
 #[test]
@@ -97,7 +97,7 @@ fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
     });
 }
 
-/// A hello as RFC 8446, 4.1.2 has it, for that name, with these extensions besides.
+/// A ClientHello as of RFC 8446, 4.1.2, for that name, with these additional extensions.
 fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
     let counted = |bytes: &[u8]| {
         let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
@@ -119,7 +119,7 @@ fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
     [&[0x16, 3, 1][..], &counted(&message)].concat()
 }
 
-/// An encrypted hello of somebody: outer, one suite, a key and a payload (RFC 9849, 5).
+/// An encrypted ClientHello: outer, one suite, a key and a payload (RFC 9849, 5).
 const ENCRYPTED: (u16, &[u8]) = (0xfe0d, &[0, 0, 1, 0, 1, 1, 0, 2, 9, 9, 0, 4, 1, 2, 3, 4]);
 
 #[test]
@@ -141,7 +141,7 @@ fn a_hello_that_hides_its_real_name_is_not_passed_on() {
         };
         let record = wait::until("a record of the refusal", refused);
         assert_eq!(record["reason"], "name_mismatch", "{record}");
-        // The same without it reaches the host, whatever the host makes of it.
+        // The same without it reaches the host.
         let mut stream = agent.inside().port(443);
         stream.write_all(&hello("pinned.example", &[])).unwrap();
         assert!(testkit::inside::ends(&mut stream, wait::LIMIT));

@@ -1,11 +1,11 @@
-//! Programs that know no proxy: what is allowed works, what is not says why.
+//! Programs without proxy support: allowed requests work, others get a reason.
 
 use testkit::operator::Operator;
 use testkit::origin::OriginReply;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe, text};
 
-/// Names of this internet: api.example with TLS, web.example without, and neighbours.
+/// Names of this internet: api.example with TLS, web.example without, and others.
 fn with_agent(operator: Operator, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
     let fixture = TrafficFixture::of(operator);
     let api = fixture.https(&["api.example", "*.wild.example"], |asked| {
@@ -47,7 +47,7 @@ fn allowed_names_are_reached_over_http_and_https_without_any_setting() {
     });
 }
 
-/// Issue 14, number 7: a rule's own ports were captured by nothing.
+/// Issue 14, number 7: no listener captured a rule's own ports.
 #[test]
 fn ports_of_rules_are_captured_without_a_proxy() {
     let fixture = TrafficFixture::new();
@@ -60,7 +60,7 @@ fn ports_of_rules_are_captured_without_a_proxy() {
     let agent = fixture.create("fix");
     let got = agent.curl("--noproxy '*' https://odd.example:8443/");
     assert_eq!((got.status, got.body.as_str()), (200, "odd"));
-    // Captured is not allowed.
+    // A captured port is not an allowed one.
     let got = agent.curl("--noproxy '*' https://api.example:8443/");
     got.refused(403, "port_denied");
 }
@@ -107,7 +107,7 @@ fn another_sandboxes_refusal_is_nobodys_business() {
         let asked = format!("http://palisade.internal/why/{id}");
         assert_eq!(other.curl(&asked).status, 404);
         assert_eq!(agent.curl(&asked).status, 200);
-        // Not from the log either, where it is when the gate has forgotten it.
+        // Not from the log either, where the record is when the gate has forgotten it.
         fixture.record(&id);
         fixture.ok(&["gate", "restart"]);
         assert_eq!(other.curl(&asked).status, 404);
@@ -129,7 +129,7 @@ fn palisade_internal_tells_what_may_be_reached_and_nothing_else() {
         assert!(hosts.contains(&"web.example".to_owned()), "{list}");
         assert!(hosts.contains(&"*.wild.example".to_owned()), "{list}");
         assert_eq!(agent.curl("https://palisade.internal/health").status, 200);
-        // What an operator asks is not asked here: neither by name nor by address nor port.
+        // The operator's API is not reachable here: neither by name nor by address nor port.
         for host in ["palisade.internal", "192.0.0.1", "palisade.internal:8080"] {
             for path in [
                 "/internal/metrics",

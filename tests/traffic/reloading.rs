@@ -1,4 +1,4 @@
-//! New rules while requests run: what is allowed goes on, what is not any more ends.
+//! Reload while requests are in flight: allowed ones continue, revoked ones end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -81,9 +81,9 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
     );
 }
 
-/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle says so
-/// again. What the allowlist of one and the bundle of the other decide together is a refusal by
-/// the bundle, which none of them gives alone.
+/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle
+/// repeats it. The allowlist of one version with the bundle of the other results in a refusal by
+/// the bundle, which neither version gives alone.
 fn only(
     fixture: &TrafficFixture,
     path: &str,
@@ -228,7 +228,7 @@ fn downloads_and_websockets_end_with_their_rule() {
         }
         stream
     };
-    // One that always has more, another that has not begun to answer.
+    // One with an endless body, another without a response yet.
     let mut fast = open("goes.example", "/large");
     let mut waiting = agent.inside().port(80);
     waiting
@@ -271,7 +271,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     let made = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
     let id = made["id"].as_str().unwrap();
     let inside = inside::NetNamespace::of(&fixture.gate_dir, id);
-    // The rules for GitHub read this body before the request goes on.
+    // The rules for GitHub read this body before the request is forwarded.
     let (first, second) = ("{\"title\": \"a\", ", "\"body\": \"b\"}");
     let post = || {
         let mut tls = inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"]);
@@ -292,7 +292,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
         "with its rule it passes"
     );
     let mut held = post();
-    // Long enough that the gate has judged the head: it has since answered another.
+    // Long enough for the gate to check the head: it has since answered another request.
     let mut other = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
     refusal(
         &exchange(&mut other, get("evil.example", "/")),

@@ -1,4 +1,4 @@
-//! The verification list of seed 003, line by line, as far as it is about traffic. The lines
+//! The verification list of seed 003, line by line, its part about traffic. The lines
 //! about git are in tests/git/seed.rs.
 
 use std::collections::HashMap;
@@ -57,7 +57,7 @@ fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
             agent.fixture.ok(&["gate", "restart"]);
             assert_eq!(agent.curl(API).status, 200);
             assert_eq!(rows(agent.fixture), before);
-            // And one that was killed.
+            // And a gate that was killed.
             let status = std::process::Command::new("kill")
                 .args(["-9", &agent.fixture.gate().to_string()])
                 .status();
@@ -95,7 +95,7 @@ fn seed_003_line_08_listed_name_is_resolved() {
             let said = agent.stdout_of(&format!("dig +short {flags} @192.0.0.1 api.example"));
             assert_eq!(said, "203.0.113.7", "{flags}");
         }
-        // Whichever resolver a program asks, it is the gate that answers.
+        // The gate answers for every resolver address.
         assert_eq!(
             agent.stdout_of("dig +short @198.51.100.53 API.example."),
             "203.0.113.7"
@@ -180,7 +180,7 @@ fn seed_003_line_10_metrics_are_read_on_the_control_socket() {
             assert_eq!(failures.get(expected), Some(&0.0), "{failures:?}");
             assert!(
                 !metrics.contains("evil"),
-                "a name nobody listed:\n{metrics}"
+                "a name that is not listed:\n{metrics}"
             );
             assert!(!metrics.contains("raw/path"), "a raw path:\n{metrics}");
         },
@@ -225,7 +225,7 @@ fn seed_003_line_12_container_id_never_leaves() {
     );
 }
 
-/// An API that answers with whatever status it is told, and is left alone for so long.
+/// An API that answers with a settable status, and a breaker with that recovery time.
 fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let status = Arc::new(AtomicU16::new(500));
@@ -259,7 +259,7 @@ fn seed_003_line_13_open_breaker_answers_503_with_remaining_time() {
             assert_eq!(body["error"], "Service temporarily unavailable", "{body}");
             assert_eq!(body["reason"], "circuit_breaker_open", "{body}");
             assert_eq!(body["upstream"], "api.example", "{body}");
-            // The true rest, which the refusals themselves do not move.
+            // The actual remaining time, which the refusals do not change.
             let left = body["retry_after"].as_u64().unwrap();
             assert!((1..=last).contains(&left), "{left} after {last}: {body}");
             last = left;
@@ -275,7 +275,7 @@ fn seed_003_line_13_breaker_closes_after_successful_probes() {
             assert_eq!(agent.curl(API).status, 500);
         }
         status.store(200, Ordering::SeqCst);
-        // Refusals come in between, and keep nothing from closing.
+        // Refusals in between do not keep the breaker from closing.
         wait::until("the breaker to let a probe pass", || {
             (agent.curl(API).status == 200).then_some(())
         });
@@ -290,7 +290,7 @@ fn seed_003_line_13_breaker_closes_after_successful_probes() {
     });
 }
 
-/// The value of the one breaker there is: 0 closed, 1 open, 2 half-open.
+/// The value of the only breaker: 0 closed, 1 open, 2 half-open.
 fn breaker_gauge(fixture: &TrafficFixture) -> Option<f64> {
     let states = series(&fixture.metrics(), "proxy_circuit_breaker_state");
     states.into_values().next()
@@ -331,7 +331,7 @@ fn seed_003_line_13_own_refusals_never_count() {
                 .curl("-H 'X-Container-Id: other' https://api.example/")
                 .refused(403, "identity_mismatch");
         }
-        // Nor does what the client itself did wrong.
+        // Errors of the client do not count either.
         status.store(404, Ordering::SeqCst);
         for _ in 0..5 {
             assert_eq!(agent.curl(API).status, 404);
@@ -381,7 +381,7 @@ fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
             assert_eq!(passed + refused, 40, "{codes}");
             assert!((20..40).contains(&passed), "{codes}");
             assert_eq!(api.requests().len(), passed);
-            // In one curl: to start another may take as long as a token.
+            // In one curl: starting another may take as long as a token.
             let drained = format!(
                 "-o /dev/null -w '' '{API}?[1-20]' \
                  --next -sS --max-time 25 -i -w '\\n%{{http_code}}' {API}"
@@ -494,7 +494,7 @@ fn seed_003_run_sets_the_push_limit_of_a_repository() {
     assert_eq!(rows.len(), 2);
     let shown = fixture.ok(&["registry", "list"]);
     assert!(shown.contains("acme/app:500MiB,acme/other"), "{shown}");
-    // The next run of that name asks for the same, or is refused.
+    // The next run of that name has the same limit, or is refused.
     let same = run("acme/app:500MiB");
     assert!(same.status.success(), "{}", describe(&same));
     let other = run("acme/app");

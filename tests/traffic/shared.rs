@@ -1,6 +1,6 @@
-//! Containers on a shared network: whoever speaks is known by the address, or not at all.
+//! Containers on a shared network: a container is identified by its registered address.
 //!
-//! Loopback plays that network: every address of 127.0.0.0/8 is a neighbour of its own.
+//! Loopback stands for that network: every address of 127.0.0.0/8 is a container.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
@@ -23,12 +23,12 @@ pub(crate) struct Net {
     _port: Port,
 }
 
-/// A gate that listens on a shared network, and knows nobody there.
+/// A gate that listens on a shared network, without registrations.
 fn net() -> Net {
     net_of(TrafficFixture::new(), |rules| rules)
 }
 
-/// The same with more rules.
+/// A gate on a shared network, with more rules.
 pub(crate) fn net_of(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules) -> Net {
     let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
     let web = OriginServer::http(|_| OriginReply::text("hello"));
@@ -59,7 +59,7 @@ impl Net {
             .ok(&[&["registry", "add", id, "--ip", ip], more].concat());
     }
 
-    /// curl as a container at `ip` runs it, whatever comes of it.
+    /// curl as a container at `ip` runs it; it may fail.
     fn run(&self, ip: &str, args: &str) -> std::process::Output {
         let pem = self.fixture.gate_dir.path().join("gate.pem");
         let line = format!(
@@ -97,7 +97,7 @@ fn seed_003_line_06_unknown_source_address_is_refused() {
     let got = net.curl("127.0.0.3", "http://api.example/");
     got.refused(403, "identity_unknown");
     assert_eq!(got.json()["error"], "Unknown source IP");
-    // A tunnel is refused where it is asked for: a stranger trusts none of our certificates.
+    // A tunnel is refused at CONNECT: an unknown container does not trust our certificates.
     let output = net.run("127.0.0.3", API);
     let describe = describe(&output);
     assert!(
@@ -222,7 +222,7 @@ fn the_gate_is_not_reached_through_the_gate() {
     net.fixture.reload(&rules);
     let got = net.curl("127.0.0.2", "http://loop.example/");
     assert!(got.status == 403 || got.status == 502, "{got:?}");
-    // What an operator asks is not asked on this port.
+    // The operator's API is not reachable on this port.
     for path in [
         "/internal/metrics",
         "/internal/health",
@@ -238,7 +238,7 @@ fn the_gate_is_not_reached_through_the_gate() {
     }
 }
 
-/// What dig says as a container at `ip` runs it.
+/// The output of dig, run as a container at `ip`.
 fn dig(ip: &str, at: SocketAddr, args: &str) -> String {
     let line = format!(
         "dig -b {ip} @{} -p {} +tries=1 +time=10 {args}",
@@ -283,7 +283,7 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
         asked.iter().all(|asked| asked.name == "api.example"),
         "{asked:?}"
     );
-    // Each is on record under the name it has here.
+    // Each record has the container's name.
     let by = |host: &str, reason: &str| {
         wait::until_or(
             || {
@@ -299,7 +299,7 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
     assert_eq!(by("evil.example", "host_denied")["sandbox"], "one");
     let unknown = by("evil.example", "identity_unknown");
     assert!(unknown.get("sandbox").is_none_or(Value::is_null));
-    // Who is not registered any more is nobody.
+    // After its registration ends, the container is unknown.
     net.fixture.ok(&["registry", "remove", "one"]);
     for flags in ["+notcp", "+tcp"] {
         let said = dig("127.0.0.2", at, &format!("{flags} api.example"));
@@ -324,7 +324,7 @@ fn a_registration_whose_time_is_over_is_refused_and_removed() {
         (got.status == 403).then_some(got)
     };
     let got = wait::until("the registration to end", expired);
-    // The first one who notices removes the row; whoever comes later is unknown.
+    // The first refusal removes the row; later requests come from an unknown container.
     got.refused(403, "identity_expired");
     assert_eq!(got.json()["error"], "Container registration expired");
     let removed = || {
@@ -340,7 +340,7 @@ fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
-    // A clean stop folds everything into the one file.
+    // A clean stop checkpoints the write-ahead log into the database file.
     net.fixture.ok(&["gate", "restart"]);
     assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
     net.fixture.gate_dir.damage_database();

@@ -1,4 +1,4 @@
-//! Bodies stream, both ways, in every form that HTTP has for them.
+//! Bodies stream in both directions, in every form of HTTP.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,10 +13,10 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-/// What the gate may grow by while it passes any amount of data on.
+/// Memory growth limit of the gate while it streams any amount of data.
 const ROOM_KIB: u64 = 64 * 1024;
 
-/// How much is sent: `PALISADE_BIG` asks for more, in MiB.
+/// Amount of data: `PALISADE_BIG` sets more, in MiB.
 fn amount() -> u64 {
     let asked = std::env::var("PALISADE_BIG");
     let mib = asked.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
@@ -102,7 +102,7 @@ fn a_client_that_does_not_read_is_not_read_for() {
         assert_eq!(agent.curl("https://api.example/").status, 200);
         let before = agent.fixture.most_memory();
         let inside = agent.inside();
-        // Many at once, none of which takes what it asked for.
+        // Many at once, and no client reads its response.
         let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
         for stream in &mut held {
             stream
@@ -119,7 +119,7 @@ fn a_client_that_does_not_read_is_not_read_for() {
     });
 }
 
-/// The opening of RFC 6455, and its example of a masked frame that says "Hello".
+/// The handshake of RFC 6455, and its example of a masked frame with "Hello".
 const OPENING: &str = "GET /ws HTTP/1.1\r\nHost: HOST\r\nUpgrade: websocket\r\n\
     Connection: keep-alive, Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
@@ -193,7 +193,7 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
 #[test]
 fn websockets_speak_over_http2_with_a_client_that_asks_so() {
     with_agent(|net, agent| {
-        // RFC 8441: an extended CONNECT, once the gate has said that it takes one.
+        // RFC 8441: an extended CONNECT, once the gate has announced the setting.
         let program = r#"
             const [host, path] = process.argv.slice(2);
             const session = require('http2').connect(`https://${host}`);
@@ -233,13 +233,13 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
                 .any(|one| one["path"] == "/ws" && one["method"] == "GET" && one["status"] == 101)
                 .then_some(())
         });
-        // It is judged as any request, and a refusal is read.
+        // It is decided as any request, and a refusal can be read.
         let said = agent.stdout_of("node ~/ws.js evil.example /ws");
         assert!(
             said.starts_with("403\n") && said.contains("\"host_denied\""),
             "{said}"
         );
-        // One who does not switch has not agreed, whatever the status.
+        // A server that does not switch has not agreed, whatever the status.
         assert_eq!(agent.stdout_of("node ~/ws.js api.example /"), "502\nhello");
     });
 }
@@ -258,7 +258,7 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
     });
 }
 
-/// An origin that sends an event whenever it is told to, and the end.
+/// An origin that sends an event or the end on command.
 fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
     let (tell, describe) = mpsc::channel::<&'static str>();
     let describe = std::sync::Mutex::new(describe);
@@ -303,7 +303,7 @@ fn events_arrive_one_by_one() {
         .unwrap();
     let head = http::read_head(&mut stream).unwrap();
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
-    // Each is read before the next is sent: whoever gathers them waits for ever.
+    // Each event is read before the next is sent: a proxy that buffers would wait indefinitely.
     for event in ["one", "two", "three"] {
         tell.send(event).unwrap();
         let chunk = http::read_chunk(&mut stream).unwrap().unwrap();
@@ -316,16 +316,16 @@ fn events_arrive_one_by_one() {
     assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
 }
 
-/// How long streams live here: seconds, or what `just traffic-long` says.
+/// Lifetime of the streams: seconds, or the value of `just traffic-long`.
 fn long() -> Duration {
     let seconds = std::env::var("PALISADE_QUIET").map_or(5, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
 }
 
-/// The longest silence in them: less than what ends a quiet stream, by default five minutes.
+/// The longest silence: less than the idle timeout, by default five minutes.
 const SILENCE: Duration = Duration::from_secs(4 * 60);
 
-/// Waits, and says how often somebody should speak meanwhile.
+/// Waits, and returns the interval of keep-alive messages.
 fn pauses(whole: Duration) -> Vec<Duration> {
     let mut left = whole;
     let mut pauses = Vec::new();
@@ -337,7 +337,7 @@ fn pauses(whole: Duration) -> Vec<Duration> {
     pauses
 }
 
-/// Nothing happens for so long.
+/// Waits without traffic.
 fn be_quiet(pause: Duration) {
     let (_never, wait) = mpsc::channel::<()>();
     assert!(wait.recv_timeout(pause).is_err());
@@ -350,7 +350,7 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
     }
     let fixture = TrafficFixture::new();
     let (origin, tell) = events();
-    // Every other limit is shorter than the silence.
+    // Every other timeout is shorter than the silence.
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", origin.address())
@@ -468,7 +468,7 @@ fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
         assert_eq!(got.body, "5");
         assert!(begun.elapsed() < Duration::from_secs(15), "it was not told");
         assert_eq!(net.api.requests().len(), 1);
-        // Over HTTP/2 the library has no interim answers, and a client goes on by itself (RFC
+        // Over HTTP/2 the library has no interim responses, and a client continues by itself (RFC
         // 9110, 10.1.1).
         let got = agent.curl(
             "--http2 -H 'Expect: 100-continue' --expect100-timeout 0.1 -d hello https://api.example/length",
@@ -486,14 +486,14 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
         return;
     }
     with_agent(|net, agent| {
-        // The answer is the refusal, with nothing before it, although no body was sent.
+        // The response is the refusal, without a 100 before it, although no body was sent.
         let head = "POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\n\
             Content-Length: 1000\r\n\r\n";
         let inside = agent.inside();
         refusal(&exchange(inside.port(80), head), 403, "host_denied");
         let tls = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
         refusal(&exchange(tls, head), 403, "host_denied");
-        // The same over HTTP/2, with a client that waits for as long as it takes.
+        // The same over HTTP/2, with a client that waits without a timeout.
         let program = r#"
             const session = require('http2').connect('https://evil.example');
             const asked = session.request(
@@ -522,7 +522,7 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
             "GET /hello HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
-        // A body of unknown length ends with the connection: 1.0 knows no chunks.
+        // A body of unknown length ends with the connection: HTTP/1.0 has no chunks.
         let answer = exchange(
             inside.port(80),
             "GET /trailers HTTP/1.0\r\nHost: web.example\r\n\r\n",

@@ -1,4 +1,4 @@
-//! Files change whole or not at all.
+//! Files change atomically.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -22,7 +22,7 @@ fn edits_of_one_file_at_once_are_all_made_or_refused() {
     let server = Server::start(SocketKind::Unix);
     let words: Vec<String> = (0..32).map(|n| format!("word{n:02}")).collect();
     server.write("f", words.join("\n"));
-    // Different places: each is made. The same place: one is, the others are told.
+    // Different targets: each edit succeeds. The same target: one does, the others get an error.
     let won: usize = std::thread::scope(|scope| {
         let edits: Vec<_> = (0..32)
             .map(|n| {
@@ -61,7 +61,7 @@ fn two_servers_on_one_workspace_lose_no_edit_silently() {
         command.env("WORKSPACE_ROOT", &root);
     });
     server.write("f", "0,0");
-    // Each counts its own number up, and tries again when it is told that the other was there.
+    // Each server increments its own number, and retries after a conflict with the other.
     let count = |server: &Server, dir: usize| {
         let mut told = 0;
         let mut number = 0;

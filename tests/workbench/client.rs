@@ -1,4 +1,4 @@
-//! The client finds its workbench, finds it again, and does nothing twice.
+//! The client finds its workbench, reconnects, and never runs a call twice.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -168,15 +168,15 @@ async fn a_token_that_is_not_accepted_is_said_at_once() {
     assert!(client.run(&command("true")).await.unwrap().ok);
 }
 
-/// A server that is well, and whose queue is full from then on: nobody gets in any more, and
-/// nobody is turned away.
+/// A server that is healthy first, and whose accept queue is full afterwards: connections are
+/// neither accepted nor refused.
 async fn is_well_and_then_hangs(listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     let (mut first, _) = listener.accept().await.unwrap();
     let mut asked = [0; 1024];
     assert!(first.read(&mut asked).await.unwrap() > 0);
     let mut queue = Vec::new();
-    // The first that waits says that it is full.
+    // The first connection that waits shows that the queue is full.
     while let Ok(stream) =
         tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
     {
@@ -196,7 +196,7 @@ async fn a_port_that_never_answers_is_not_waited_for_much_longer_than_was_said()
     let hanging = tokio::spawn(is_well_and_then_hangs(listener));
     let at = WorkbenchAddress::Tcp("127.0.0.1".to_owned(), port);
     let client = WorkbenchClient::new(at, Duration::from_millis(500), None).unwrap();
-    // Without a bound of ours the kernel's is two minutes.
+    // Without our timeout the kernel's is two minutes.
     let run = tokio::time::timeout(wait::LIMIT, async { client.run(&command("true")).await });
     let error = run.await.unwrap().unwrap_err();
     assert!(
@@ -240,7 +240,7 @@ async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
                         break;
                     }
                     let call = format!("{caller}-{number}");
-                    // One write of a line to the end of a file is whole.
+                    // One write of a line to the end of a file is atomic.
                     match client.run(&command(format!("echo {call} >> log"))).await {
                         Ok(result) if result.ok => {
                             answered.fetch_add(1, Ordering::Relaxed);
@@ -294,7 +294,7 @@ async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
     println!("{} answered, {} not known", done.len(), unknown.len());
     assert!(times.values().all(|times| *times == 1), "{times:?}");
     assert!(done.iter().all(|call| times.contains_key(call)));
-    // Of each caller one call is under way when the server goes, and another may be in its
-    // queue by then.
+    // When the server stops, each caller has one call in flight, and another may be in the
+    // queue.
     assert!(unknown.len() <= usize::try_from(2 * CALLERS * RESTARTS).unwrap());
 }

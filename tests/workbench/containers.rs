@@ -1,5 +1,5 @@
-//! Containers of `sandbox.remote`, as seed 001 describes them: several behind one gate, shared by
-//! sessions, outliving the gate, and named when they cannot be reached.
+//! Containers of `sandbox.remote`, as seed 001 describes them: several per gate, shared by
+//! sessions, outliving the gate, and named when they are unreachable.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use testkit::wait;
 use crate::PALISADE;
 use crate::server::{Server, ServerAddress, SocketKind};
 
-/// A day. Whatever is reported before is reported at once: no test takes so long.
+/// A day. A faster report did not wait: no test takes so long.
 const LONG_MS: u64 = 86_400_000;
 
 /// An entry of `sandbox.remote` for a workbench.
@@ -73,7 +73,7 @@ fn seed_001_separate_instances_keep_sessions_apart_behind_one_gate() {
         );
         assert_eq!(std::fs::read_to_string(to.join("note")).unwrap(), name);
     }
-    // Each has its own files.
+    // Each container has its own files.
     for (name, server) in [("first", first), ("second", second)] {
         assert_eq!(server.read("who"), format!("{name}\n").as_bytes());
         assert_eq!(server.read("in/note"), name.as_bytes());
@@ -124,7 +124,7 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
     // A session is optional.
     let read = json!({"path": "shared/a.txt"});
     assert_eq!(server.result("read", &read)["content"], "one");
-    // The workspace has no directory of a session's own.
+    // The workspace has no directory per session.
     let ls = server.result("ls", &json!({"sessionId": "session-of-cleo"}));
     assert_eq!(ls["output"], "shared/");
     for (session, path) in [
@@ -173,7 +173,7 @@ fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
     );
 }
 
-/// Asks for a command in a container that cannot be reached.
+/// Runs a command in an unreachable container.
 fn refused(gate_dir: &GateDir) -> Output {
     let output = gate_dir.run(&["exec", "remote", "--", "true"]);
     assert!(!output.status.success());

@@ -1,4 +1,4 @@
-//! Ways out of the workspace, none of which leads anywhere.
+//! Attempts to leave the workspace, all of which are refused.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::server::{BOTH, Server, SocketKind};
 
 const OUTSIDE: &str = "Invalid path: access outside workspace is not allowed";
 
-/// Every tool that takes a path, on this one.
+/// Every tool that takes a path, with this path.
 fn each_tool(path: &str) -> [(&'static str, Value); 6] {
     [
         ("read", json!({ "path": path })),
@@ -72,7 +72,7 @@ fn names_and_links_do_not_lead_out() {
             }
         }
         assert_untouched(&server);
-        // What looks absolute begins at the root.
+        // An absolute path starts at the root.
         let secret = away.join("secret");
         let body = json!({ "path": secret.to_str().unwrap() });
         assert!(server.sentence("read", &body).starts_with("No such file"));
@@ -154,7 +154,7 @@ fn what_is_no_file_is_refused_at_once() {
         let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
         symlink("pipe", root.join("link")).unwrap();
         let mut names = vec!["pipe", "link", "socket"];
-        // A device that never ends; who is not root cannot make one.
+        // An endless device; only root can create one.
         let zero = makedev(1, 5);
         if mknod(&root.join("zero"), SFlag::S_IFCHR, Mode::S_IRWXU, zero).is_ok() {
             names.push("zero");
@@ -170,7 +170,7 @@ fn what_is_no_file_is_refused_at_once() {
             let grep = json!({ "path": path, "pattern": "x" });
             assert_eq!(server.call("grep", &grep).0, 400, "{path}");
         }
-        // Neither does a walk wait for one.
+        // A walk does not wait for a FIFO either.
         let grep = json!({ "pattern": "x" });
         assert_eq!(server.result("grep", &grep)["content"], "No matches found");
     }

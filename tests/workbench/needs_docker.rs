@@ -1,5 +1,5 @@
-//! The workbench as the first process of a real container, on either kind of socket, and the
-//! gate that knows it as `remote`.
+//! The workbench as the first process of a real container, on both kinds of socket, and a
+//! gate with the container in `sandbox.remote`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn docker() -> Option<Docker> {
     Docker::start(Path::new(PALISADE))
 }
 
-/// A directory of the host's that a container sees as `/run/shared`.
+/// A host directory that a container sees as `/run/shared`.
 fn shared() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("wb").tempdir().unwrap()
 }
@@ -78,7 +78,7 @@ fn drive(address: &ServerAddress) {
     let escape = call(address, "read", &json!({ "path": "../etc/passwd" }));
     assert_eq!(escape.status, 400);
 
-    // Its own process 1 takes in what commands leave behind.
+    // Process 1 of the container reaps orphaned processes.
     let command = "cat a/b.txt; (sleep 0.01 &); exit 3";
     let said = lines(&call(address, "bash", &json!({ "command": command })));
     assert_eq!(said[0]["data"], "one\nzwei\n");
@@ -151,7 +151,7 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
         .collect();
     std::fs::write(tree.join("bytes"), &bytes).unwrap();
     ok(&["upload", "remote", tree.to_str().unwrap(), "in"]);
-    // It is found again when it was away.
+    // The client reconnects after the restart.
     container.restart();
     let back = files.path().join("back");
     ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
@@ -195,7 +195,7 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
             let mut after = 0;
             for number in 0.. {
                 let call = number.to_string();
-                // One write of a line to the end of a file is whole.
+                // One write of a line to the end of a file is atomic.
                 let request = BashRequest {
                     command: format!("echo {call} >> /run/shared/log"),
                     timeout_seconds: None,
@@ -214,7 +214,7 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
                     }
                     Err(other) => panic!("{other}"),
                 }
-                // The last restart, too, is one that calls come back from.
+                // Calls also succeed after the last restart.
                 after += u32::from(restarting.is_finished());
                 if after > 5 {
                     break;

@@ -1,5 +1,5 @@
-//! The remote backend: what every backend promises, where that is for one that only connects;
-//! and the commands on a container that somebody else runs.
+//! The remote backend: the contract of every backend, as far as it applies to one that only
+//! connects; and the commands on a container that Palisade did not start.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::PALISADE;
 use crate::server::{Server, ServerAddress, SocketKind};
 use crate::suite;
 
-/// A container that a namespace sandbox plays, reached as if it were anybody's: made by its own
+/// A namespace sandbox that stands for a container: created by its own
 /// backend, entered by the remote one.
 struct Played {
     namespace: Namespace,
@@ -58,7 +58,7 @@ impl suite::Bench for Played {
     }
 
     fn unavailable(&self) -> Box<dyn Sandbox> {
-        panic!("it is somebody else's to be available")
+        panic!("a remote container has no unavailable backend")
     }
 
     fn traces(&self) -> Vec<String> {
@@ -152,7 +152,7 @@ impl Desk {
         desk
     }
 
-    /// Writes the configuration, with so many milliseconds to wait for the workbench.
+    /// Writes the configuration, with this timeout for the workbench in milliseconds.
     fn wait_for_ready(&self, ms: u32) {
         let ServerAddress::Unix(socket) = &self.server.address else {
             panic!("a path");
@@ -369,7 +369,7 @@ fn what_is_done_in_the_container_is_on_record() {
     let mut purposes = entered();
     purposes.sort();
     assert_eq!(purposes, ["download", "exec", "exec", "shell", "upload"]);
-    // What is refused was not entered for.
+    // A refused command was not recorded as an entry.
     let refused = desk.run(&["pause", "remote"]);
     assert!(!refused.status.success());
     assert_eq!(entered().len(), 5);

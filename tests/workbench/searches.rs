@@ -1,4 +1,4 @@
-//! find and grep: what is left out, what is in order, and that they stop in time.
+//! find and grep: ignored files, order, and cancellation.
 
 use serde_json::{Value, json};
 
@@ -55,7 +55,7 @@ fn what_gitignore_leaves_out_is_left_out_and_hidden_files_are_not() {
         "vendor/a.log",
     ];
     assert_eq!(files(&server, &json!({ "pattern": "*" })), seen);
-    // The rules above a directory count in it.
+    // The rules of parent directories apply.
     assert_eq!(
         files(&server, &json!({ "pattern": "*", "path": "src/deep" })),
         [".gitignore", "lib.rs", "special.log"]
@@ -93,7 +93,7 @@ fn a_glob_is_of_the_name_or_of_the_path() {
     };
     assert_eq!(grep("*.yml"), ".github/ci.yml:1: needle");
     assert_eq!(grep("src/*.rs"), "src/main.rs:2: // needle");
-    // What is asked for by name is not left out.
+    // A path of the request is never ignored.
     assert_eq!(grep("drop.log"), "drop.log:1: needle");
     assert!(!grep("!*.rs").contains(".rs"));
 }

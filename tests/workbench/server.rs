@@ -1,5 +1,5 @@
-//! A workbench as a real process, on a socket of either kind, and a client that knows nothing
-//! but HTTP.
+//! Fixture: a workbench as a real process, on both kinds of socket, and an HTTP
+//! client.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,14 +18,14 @@ use testkit::wait;
 use crate::PALISADE;
 use crate::processes::{self, MARK, marked};
 
-/// Where a workbench listens.
+/// The address of a workbench.
 #[derive(Clone, Debug)]
 pub(crate) enum ServerAddress {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
 
-/// Which kind of socket is wanted.
+/// The kind of socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SocketKind {
     Unix,
@@ -34,7 +34,7 @@ pub(crate) enum SocketKind {
 
 pub(crate) const BOTH: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
 
-/// What is read and written as one.
+/// A byte stream in both directions.
 pub(crate) trait Line: Read + Write + Send {}
 impl<T: Read + Write + Send> Line for T {}
 
@@ -55,7 +55,7 @@ impl ServerAddress {
         }
     }
 
-    /// Sends a request and leaves the answer to be read.
+    /// Sends a request and returns the stream for the response.
     pub(crate) fn send(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Box<dyn Line> {
         let mut stream = self.connect();
         let length = body.len();
@@ -80,7 +80,7 @@ impl ServerAddress {
     }
 }
 
-/// A workbench that runs.
+/// A running workbench.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) address: ServerAddress,
@@ -93,7 +93,7 @@ impl Server {
         Self::start_with(kind, &[], |_| {})
     }
 
-    /// Below another program, which runs it.
+    /// Starts the workbench below another program.
     pub(crate) fn start_below(words: &[&str]) -> Self {
         Self::start_as(words, SocketKind::Unix, &[], |_| {})
     }
@@ -171,7 +171,7 @@ impl Server {
         std::fs::read(self.root().join(path)).unwrap()
     }
 
-    /// Calls a tool: the status and the whole answer.
+    /// Calls a tool: the status and the whole response.
     pub(crate) fn call(&self, tool: &str, body: &Value) -> (u16, Value) {
         let answer = self.post(tool, body.to_string().as_bytes());
         (answer.status, answer.json())
@@ -183,7 +183,7 @@ impl Server {
             .request("POST", &format!("/{tool}"), head, body)
     }
 
-    /// Calls a tool that must do it.
+    /// Calls a tool, which must succeed.
     pub(crate) fn result(&self, tool: &str, body: &Value) -> Value {
         let (status, answer) = self.call(tool, body);
         assert_eq!(
@@ -194,7 +194,7 @@ impl Server {
         answer["result"].clone()
     }
 
-    /// Calls a tool that must not: its sentence.
+    /// Calls a tool, which must fail, and returns its message.
     pub(crate) fn sentence(&self, tool: &str, body: &Value) -> String {
         let (status, answer) = self.call(tool, body);
         assert_eq!(
@@ -205,7 +205,7 @@ impl Server {
         answer["error"].as_str().unwrap().to_owned()
     }
 
-    /// Begins a command, and leaves what it says to be read.
+    /// Starts a command, and returns the stream of its output.
     pub(crate) fn bash(&self, body: &Value) -> Box<dyn Line> {
         let head = "Content-Type: application/json\r\n";
         let body = body.to_string();
@@ -231,7 +231,7 @@ impl Drop for Server {
     }
 }
 
-/// The lines of a command's answer.
+/// The lines of a command's response.
 pub(crate) fn lines(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());

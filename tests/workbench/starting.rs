@@ -1,4 +1,4 @@
-//! How it starts, whom it lets in, and how it goes.
+//! Start, authentication and stop of the workbench.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
@@ -60,7 +60,7 @@ fn a_stale_socket_is_replaced_and_anything_else_is_not() {
     let address = ServerAddress::Unix(stale.clone());
     assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     let output = refused(&["--socket-path", path], &[]);
-    assert!(stderr(&output).contains("somebody already listens"));
+    assert!(stderr(&output).contains("already listens"));
     assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     drop(server);
 }
@@ -122,7 +122,7 @@ fn commands_do_not_see_the_token() {
     let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_AUTH_TOKEN", "open sesame");
     });
-    // Neither of their own nor, for who is not root, of the server.
+    // Neither their own nor, without root, the server's.
     let script = "env; for p in $PPID $(cut -d' ' -f4 /proc/$PPID/stat); do \
                   setpriv --reuid 65534 --regid 65534 --clear-groups cat /proc/$p/environ; done";
     let body = json!({ "command": script }).to_string();

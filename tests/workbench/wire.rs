@@ -1,4 +1,4 @@
-//! Every route, every field and every sentence, as clients of the original know them; over
+//! Every route, every field and every message, as clients of the original expect them, over
 //! both kinds of socket.
 
 use std::process::Command;
@@ -329,7 +329,7 @@ fn what_is_not_asked_properly_is_refused() {
         }
         // An empty body is an empty object.
         assert_eq!(server.post("ls", b"").status, 200);
-        // Only a page in a browser says where it comes from.
+        // Only web pages send Origin.
         let head = "Content-Type: application/json\r\nOrigin: http://localhost\r\n";
         assert_eq!(
             server.address.request("POST", "/ls", head, b"{}").status,

@@ -182,7 +182,7 @@ fn begin<IO: Read + Write>(
         .with_no_client_auth();
     config.enable_sni = name.is_some();
     config.alpn_protocols = protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
-    let name = name.unwrap_or("nobody.example").to_owned();
+    let name = name.unwrap_or("unnamed.example").to_owned();
     let name = ServerName::try_from(name).expect("a name");
     let session = ClientConnection::new(Arc::new(config), name).expect("a session");
     StreamOwned::new(session, io)

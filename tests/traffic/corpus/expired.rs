@@ -70,7 +70,7 @@ impl Net {
         seen
     }
 
-    /// What dig shows to the container at `ip`.
+    /// The result of dig for the container at `ip`.
     fn dig(&self, ip: &str, at: &Port, arguments: &str) -> String {
         let at = at.address();
         let line = format!(
@@ -82,7 +82,7 @@ impl Net {
     }
 }
 
-/// What a client of our own saw: the status, and the reason that a refusal names.
+/// The result of our own client: the status, and the reason of a refusal.
 fn outcome(answer: &HttpResponse) -> String {
     let refusal = answer.json();
     let reason = refusal["reason"].as_str().unwrap_or("-");
