@@ -452,8 +452,8 @@ fn health_says_which_program_the_mirrors_lack() {
         wait::until(wanted, || {
             let answer = gate.get("/internal/health");
             let error = answer.json()["errors"]["git_mirrors"].clone();
-            let describe = error.as_str().is_some_and(|error| error.contains(wanted));
-            describe.then_some(answer.status)
+            let matches = error.as_str().is_some_and(|error| error.contains(wanted));
+            matches.then_some(answer.status)
         })
     };
     assert_eq!(

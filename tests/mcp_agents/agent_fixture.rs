@@ -70,13 +70,13 @@ impl AgentFixture {
             .env("HOME", self.gate_dir.path());
         let output = command.output().unwrap();
         let said = output::stdout(&output);
-        let describe: Vec<&str> = said
+        let reported: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
             .collect();
         assert!(
-            output.status.success() && describe == held,
-            "{what}, {mode}: {describe:?}\n{}",
+            output.status.success() && reported == held,
+            "{what}, {mode}: {reported:?}\n{}",
             output::stderr(&output)
         );
     }

@@ -170,8 +170,8 @@ fn pythons_requests_gets_what_it_asks_for() {
         for url in ["http://evil.example/", "https://evil.example/"] {
             let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
             for line in said.lines() {
-                let describe = line.starts_with("403") && line.contains("\"host_denied\"");
-                assert!(describe, "{said}");
+                let refused = line.starts_with("403") && line.contains("\"host_denied\"");
+                assert!(refused, "{said}");
             }
             assert_eq!(said.lines().count(), 2, "{said}");
         }

@@ -65,7 +65,7 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
         return;
     }
     let (heard, cut) = (Latch::new(), Latch::new());
-    let describe = (heard.clone(), cut.clone());
+    let latches = (heard.clone(), cut.clone());
     let serve = move |mut stream: TcpStream, _| {
         if !hears(&mut stream) {
             return;
@@ -79,10 +79,10 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
                 break;
             }
             if bytes[..length].windows(4).any(|four| four == b"late") {
-                describe.0.open();
+                latches.0.open();
             }
         }
-        describe.1.open();
+        latches.1.open();
     };
     with_agent(serve, |without, _, agent| {
         let mut stream = agent.inside().port(80);

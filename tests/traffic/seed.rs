@@ -229,9 +229,9 @@ fn seed_003_line_12_container_id_never_leaves() {
 fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
     let status = Arc::new(AtomicU16::new(500));
-    let describe = Arc::clone(&status);
+    let next_status = Arc::clone(&status);
     let api = fixture.https(&["api.example"], move |_| {
-        OriginReply::status(describe.load(Ordering::SeqCst))
+        OriginReply::status(next_status.load(Ordering::SeqCst))
     });
     let rules = Rules::new()
         .allow("{host: api.example, deny: [{paths: [/never]}]}")

@@ -99,10 +99,10 @@ fn seed_003_line_06_unknown_source_address_is_refused() {
     assert_eq!(got.json()["error"], "Unknown source IP");
     // A tunnel is refused at CONNECT: an unknown container does not trust our certificates.
     let output = net.run("127.0.0.3", API);
-    let describe = describe(&output);
+    let output_text = describe(&output);
     assert!(
-        !output.status.success() && describe.contains("403"),
-        "{describe}"
+        !output.status.success() && output_text.contains("403"),
+        "{output_text}"
     );
     assert!(net.api.requests().is_empty() && net.web.requests().is_empty());
     let denied = || {
@@ -199,10 +199,10 @@ fn a_denied_tunnel_is_refused_at_once_unless_the_container_trusts_our_root() {
     net.register("plain", "127.0.0.2", &[]);
     net.register("trusting", "127.0.0.3", &["--trusts-ca"]);
     let output = net.run("127.0.0.2", "https://evil.example/");
-    let describe = describe(&output);
+    let output_text = describe(&output);
     assert!(
-        !output.status.success() && describe.contains("403"),
-        "{describe}"
+        !output.status.success() && output_text.contains("403"),
+        "{output_text}"
     );
     let got = net.curl("127.0.0.3", "https://evil.example/");
     got.refused(403, "host_denied");

@@ -260,8 +260,8 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
 
 /// An origin that sends an event or the end on command.
 fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
-    let (tell, describe) = mpsc::channel::<&'static str>();
-    let describe = std::sync::Mutex::new(describe);
+    let (tell, commands) = mpsc::channel::<&'static str>();
+    let commands = std::sync::Mutex::new(commands);
     let origin = OriginServer::raw(move |mut stream, _| {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -273,7 +273,7 @@ fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
         }
         let answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(answer.as_bytes()).unwrap();
-        for event in describe.lock().unwrap().iter() {
+        for event in commands.lock().unwrap().iter() {
             let text = format!("data: {event}\n\n");
             if write!(stream, "{:x}\r\n{text}\r\n", text.len()).is_err() {
                 return;
