@@ -1,4 +1,4 @@
-//! The audit log, from the command line: what is written, what is noticed.
+//! The audit log on the command line: records, verification, export, tail.
 
 #![allow(
     clippy::expect_used,
@@ -13,48 +13,51 @@ use std::net::TcpStream;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
+use testkit::gate::{GateDir, GateProcess};
 use testkit::operator::Operator;
+use testkit::output::stdout;
 use testkit::port::Port;
 use testkit::pty::Pty;
-use testkit::said::out;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-fn register(gate: &Gate<'_>, number: u8) {
+fn register(gate: &GateProcess<'_>, number: u8) {
     let row = json!({"container_ip": format!("10.0.0.{number}"), "container_id": format!("c{number}"), "repos": []});
-    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &row).status,
+        201
+    );
 }
 
-/// A place with a few records, its gate stopped.
-fn with_records() -> Place {
-    let place = Place::new(PALISADE);
-    let mut gate = place.start();
+/// A gate directory with a few records and a stopped gate.
+fn with_records() -> GateDir {
+    let gate_dir = GateDir::new(PALISADE);
+    let mut gate = gate_dir.start();
     (1..=5).for_each(|number| register(&gate, number));
     assert_eq!(
-        gate.ask("DELETE", "/internal/containers/c3", &Value::Null)
+        gate.request("DELETE", "/internal/containers/c3", &Value::Null)
             .status,
         200
     );
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
     drop(gate);
-    place
+    gate_dir
 }
 
-fn verify(place: &Place) -> (Option<i32>, String) {
-    let database = place.database();
-    let output = place.run(&["audit", "verify", database.to_str().unwrap()]);
-    (output.status.code(), out(&output))
+fn verify(gate_dir: &GateDir) -> (Option<i32>, String) {
+    let database = gate_dir.database();
+    let output = gate_dir.run(&["audit", "verify", database.to_str().unwrap()]);
+    (output.status.code(), stdout(&output))
 }
 
 #[test]
 fn one_flipped_byte_in_a_record_is_named() {
-    let place = with_records();
-    let (code, said) = verify(&place);
+    let gate_dir = with_records();
+    let (code, said) = verify(&gate_dir);
     assert!(code == Some(0) && said.starts_with("intact: "), "{said}");
 
-    let sql = rusqlite::Connection::open(place.database()).unwrap();
+    let sql = rusqlite::Connection::open(gate_dir.database()).unwrap();
     let victim: i64 = sql
         .query_row(
             "SELECT seq FROM audit WHERE body LIKE '%\"c3\"%' ORDER BY seq LIMIT 1",
@@ -74,16 +77,18 @@ fn one_flipped_byte_in_a_record_is_named() {
     )
     .unwrap();
     drop(sql);
-    let (code, said) = verify(&place);
+    let (code, said) = verify(&gate_dir);
     assert_eq!(code, Some(1));
     assert!(
         said.starts_with("BROKEN: ") && said.contains(&victim.to_string()),
         "{victim}: {said}"
     );
 
-    // The running gate says the same.
-    let gate = place.start();
-    let answer = gate.ask("POST", "/v1/audit/verify", &Value::Null).json();
+    // The running gate reports the same.
+    let gate = gate_dir.start();
+    let answer = gate
+        .request("POST", "/v1/audit/verify", &Value::Null)
+        .json();
     assert_eq!(
         (&answer["intact"], &answer["broken"]["seq"]),
         (&json!(false), &json!(victim))
@@ -92,24 +97,32 @@ fn one_flipped_byte_in_a_record_is_named() {
 
 #[test]
 fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
-    let place = with_records();
-    let _gate = place.start();
-    let file = place.path().join("export.jsonl");
+    let gate_dir = with_records();
+    let _gate = gate_dir.start();
+    let file = gate_dir.path().join("export.jsonl");
     let file = file.to_str().unwrap();
-    assert!(place.run(&["audit", "export", "-o", file]).status.success());
+    assert!(
+        gate_dir
+            .run(&["audit", "export", "-o", file])
+            .status
+            .success()
+    );
     assert_eq!(
-        place.run(&["audit", "export", "-o", file]).status.code(),
+        gate_dir.run(&["audit", "export", "-o", file]).status.code(),
         Some(4),
         "never overwritten"
     );
-    let output = place.run(&["audit", "verify", file]);
-    assert!(output.status.success(), "{}", out(&output));
+    let output = gate_dir.run(&["audit", "verify", file]);
+    assert!(output.status.success(), "{}", stdout(&output));
 
     let text = std::fs::read_to_string(file).unwrap();
     std::fs::write(file, text.replacen("registered", "registereD", 1)).unwrap();
-    assert_eq!(place.run(&["audit", "verify", file]).status.code(), Some(1));
     assert_eq!(
-        place
+        gate_dir.run(&["audit", "verify", file]).status.code(),
+        Some(1)
+    );
+    assert_eq!(
+        gate_dir
             .run(&["audit", "verify", "/no/such.jsonl"])
             .status
             .code(),
@@ -119,15 +132,15 @@ fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
 
 #[test]
 fn tail_shows_a_record_as_it_is_written() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
-    let mut tail = place
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
+    let mut tail = gate_dir
         .palisade(&["audit", "tail", "--json", "--sandbox", "c7"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
-    // The follower is there once the gate counts its request; it is answered at the start.
+    // The gate counts the request of the follower once it is connected.
     testkit::wait::until("the follower", || {
         gate.get("/internal/metrics")
             .text()
@@ -147,47 +160,52 @@ fn tail_shows_a_record_as_it_is_written() {
 
 #[test]
 fn list_filters_and_explains_itself() {
-    let place = with_records();
-    let _gate = place.start();
-    let list = out(&place.run(&["audit", "list", "--sandbox", "c3"]));
+    let gate_dir = with_records();
+    let _gate = gate_dir.start();
+    let list = stdout(&gate_dir.run(&["audit", "list", "--sandbox", "c3"]));
     assert!(
         list.contains("unregistered") && !list.contains("c4"),
         "{list}"
     );
-    let newest: Vec<Value> =
-        serde_json::from_str(&out(&place.run(&["audit", "list", "--json", "-n", "1"]))).unwrap();
+    let newest: Vec<Value> = serde_json::from_str(&stdout(
+        &gate_dir.run(&["audit", "list", "--json", "-n", "1"]),
+    ))
+    .unwrap();
     assert_eq!(newest[0]["event"], "gate_started");
     assert_eq!(
-        out(&place.run(&["audit", "list", "--until", "1d"])),
+        stdout(&gate_dir.run(&["audit", "list", "--until", "1d"])),
         "no records\n"
     );
     assert_eq!(
-        place
+        gate_dir
             .run(&["audit", "list", "--since", "soon"])
             .status
             .code(),
         Some(2)
     );
     assert_eq!(
-        place.run(&["audit", "list", "--kind", "ftp"]).status.code(),
+        gate_dir
+            .run(&["audit", "list", "--kind", "ftp"])
+            .status
+            .code(),
         Some(2)
     );
 }
 
 #[test]
 fn json_lines_hold_every_record_across_restarts() {
-    let place = Place::new(PALISADE);
-    let lines = place.path().join("audit.jsonl");
-    place.write_config(&format!(
+    let gate_dir = GateDir::new(PALISADE);
+    let lines = gate_dir.path().join("audit.jsonl");
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\naudit: {{ jsonl: {} }}\n",
         lines.display()
     ));
     for number in 1..=3 {
-        let gate = place.start();
+        let gate = gate_dir.start();
         register(&gate, number);
         gate.kill();
     }
-    let gate = place.start();
+    let gate = gate_dir.start();
     testkit::wait::until("the lines to catch up", || {
         let newest =
             gate.get("/v1/audit?limit=1&newest_first=true").json()["records"][0]["seq"].as_u64();
@@ -205,29 +223,32 @@ fn json_lines_hold_every_record_across_restarts() {
         })
         .collect();
     assert!(seqs.windows(2).all(|pair| pair[0] < pair[1]), "{seqs:?}");
-    let output = place.run(&["audit", "verify", lines.to_str().unwrap()]);
-    assert!(output.status.success(), "{}", out(&output));
+    let output = gate_dir.run(&["audit", "verify", lines.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stdout(&output));
     assert_eq!(text.matches("\"event\":\"registered\"").count(), 3);
 }
 
-/// Characters that a terminal obeys, reorders text by or does not show.
+/// Characters that control a terminal, reorder text or are invisible.
 const HOSTILE: &str = "\u{7f}\u{85}\u{9b}31m\u{9d}\u{202e}\u{2066}\u{200b}\u{2028}\u{e0041}";
 
 /// Issue 14, number 6.
 #[test]
 fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let port = Port::take();
     let address = port.address();
-    place.write_config(&format!(
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\nserver: {{ single_port: \"{address}\" }}\n"
     ));
-    let gate = place.start();
+    let gate = gate_dir.start();
     let row = json!({
         "container_ip": "10.0.0.1", "container_id": "c1", "repos": [],
         "metadata": {"note": HOSTILE},
     });
-    assert_eq!(gate.ask("POST", "/internal/containers", &row).status, 201);
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &row).status,
+        201
+    );
     let call = || {
         let body = json!({
             "version": "1.0", "type": "before", "request_id": "r1",
@@ -244,7 +265,7 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
              Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
         )
         .unwrap();
-        testkit::http::read_answer(BufReader::new(stream)).unwrap()
+        testkit::http::read_response(BufReader::new(stream)).unwrap()
     };
     assert_eq!(call().status, 200);
     let is_unsafe = |c: char| c != '\r' && c != '\n' && HOSTILE.replace("31m", "").contains(c);
@@ -255,7 +276,7 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
         &["audit", "export"],
         &["audit", "export", "--json"],
     ] {
-        let mut terminal = Pty::start(Operator::Oneself, &place.palisade(args));
+        let mut terminal = Pty::start(Operator::CurrentUser, &gate_dir.palisade(args));
         assert!(terminal.wait().success(), "{args:?}: {}", terminal.shown());
         let shown = terminal.shown();
         assert!(!shown.contains(is_unsafe), "{args:?}: {shown:?}");
@@ -265,13 +286,13 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
         let values = serde_json::Deserializer::from_str(&shown).into_iter::<Value>();
         assert!(values.map(Result::unwrap).count() > 0, "{args:?}");
     }
-    let listed = out(&place.run(&["registry", "list", "--json"]));
+    let listed = stdout(&gate_dir.run(&["registry", "list", "--json"]));
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed[0]["metadata"]["note"], HOSTILE, "it means the same");
 
     let mut tail = Pty::start(
-        Operator::Oneself,
-        &place.palisade(&["audit", "tail", "--json", "--kind", "mcp"]),
+        Operator::CurrentUser,
+        &gate_dir.palisade(&["audit", "tail", "--json", "--kind", "mcp"]),
     );
     testkit::wait::until("the follower", || {
         gate.get("/internal/metrics")
@@ -284,11 +305,11 @@ fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
     tail.expect("\n");
     assert!(!tail.shown().contains(is_unsafe), "{:?}", tail.shown());
 
-    // Where a program reads, the bytes are those that were hashed.
-    let piped = place.run(&["audit", "export"]).stdout;
+    // For a program the output has the hashed bytes.
+    let piped = gate_dir.run(&["audit", "export"]).stdout;
     assert!(str::from_utf8(&piped).unwrap().contains('\u{202e}'));
-    let file = place.path().join("piped.jsonl");
+    let file = gate_dir.path().join("piped.jsonl");
     std::fs::write(&file, piped).unwrap();
-    let output = place.run(&["audit", "verify", file.to_str().unwrap()]);
-    assert!(output.status.success(), "{}", out(&output));
+    let output = gate_dir.run(&["audit", "verify", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stdout(&output));
 }

@@ -1,4 +1,4 @@
-//! The control socket, as the programs that already call it do: with curl and with
+//! The control socket as existing programs use it: with curl, and with
 //! hostile text.
 
 #![allow(
@@ -14,16 +14,16 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// The seed's own line: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
-fn curl(place: &Place, args: &[&str]) -> (u16, Value) {
+/// The command of the seed: `curl --unix-socket $CTL http://localhost/internal/containers -d …`.
+fn curl(gate_dir: &GateDir, args: &[&str]) -> (u16, Value) {
     let output = Command::new("curl")
         .args(["-sS", "-w", "\n%{http_code}", "--unix-socket"])
-        .arg(place.control())
+        .arg(gate_dir.control())
         .args(args)
         .output()
         .expect("curl");
@@ -41,11 +41,11 @@ fn seed(id: &str, ip: &str) -> Value {
 
 #[test]
 fn a_registration_survives_a_kill_right_after_its_201() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let body = r#"{"container_ip":"172.18.0.5","container_id":"abc","repos":["o/r"]}"#;
     let (status, answer) = curl(
-        &place,
+        &gate_dir,
         &["http://localhost/internal/containers", "-d", body],
     );
     gate.kill();
@@ -54,8 +54,8 @@ fn a_registration_survives_a_kill_right_after_its_201() {
         (201, &json!("registered"), &json!("abc"))
     );
 
-    let _gate = place.start();
-    let (status, answer) = curl(&place, &["http://localhost/internal/containers/abc"]);
+    let _gate = gate_dir.start();
+    let (status, answer) = curl(&gate_dir, &["http://localhost/internal/containers/abc"]);
     assert_eq!(status, 200);
     assert_eq!(answer["container"]["container_ip"], "172.18.0.5");
     assert_eq!(answer["container"]["repos"][0]["name"], "o/r");
@@ -63,13 +63,16 @@ fn a_registration_survives_a_kill_right_after_its_201() {
 
 #[test]
 fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
-    let place = Place::new(PALISADE);
-    place.write_config("version: \"1.0\"\nlogging: { format: json }\n");
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config("version: \"1.0\"\nlogging: { format: json }\n");
+    let gate = gate_dir.start();
     let short = json!({"container_id": "short", "ip_address": "10.0.0.1", "ttl_seconds": 1});
-    assert_eq!(gate.ask("POST", "/internal/containers", &short).status, 201);
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &seed("long", "10.0.0.2"))
+        gate.request("POST", "/internal/containers", &short).status,
+        201
+    );
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &seed("long", "10.0.0.2"))
             .status,
         201
     );
@@ -78,9 +81,9 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
     });
     gate.kill();
 
-    let gate = place.start();
+    let gate = gate_dir.start();
     let opened = wait::until("the start-up statistics in the log", || {
-        let said = gate.said();
+        let said = gate.stderr();
         let mut lines = said.lines();
         let line = lines.find(|line| line.contains("\"registry opened\""))?;
         serde_json::from_str::<Value>(line).ok()
@@ -112,16 +115,17 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 
 #[test]
 fn the_eleventh_write_within_a_second_is_refused() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
-    // Refused bodies count as well. All on one connection and without waiting for answers, so
-    // that only a gate that takes a tenth of a second for each could be slow enough.
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
+    // Refused bodies count as well. All requests are on one connection without waiting for
+    // responses,
+    // so only a gate that needs a tenth of a second for each could be slow enough.
     let one = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
-    let mut stream = UnixStream::connect(place.control()).unwrap();
+    let mut stream = UnixStream::connect(gate_dir.control()).unwrap();
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     let asking = std::thread::spawn(move || stream.write_all(one.repeat(100).as_bytes()));
     let answers: Vec<_> = (0..100)
-        .map(|_| http::read_answer(&mut answers).unwrap())
+        .map(|_| http::read_response(&mut answers).unwrap())
         .collect();
     asking.join().unwrap().unwrap();
     let (first, rest) = answers.split_at(10);
@@ -132,7 +136,7 @@ fn the_eleventh_write_within_a_second_is_refused() {
     assert_eq!(refused.json()["error"], "Rate limit exceeded");
     // Each of these counts too.
     wait::until("a DELETE too many", || {
-        let answer = gate.ask("DELETE", "/internal/containers/x", &Value::Null);
+        let answer = gate.request("DELETE", "/internal/containers/x", &Value::Null);
         (answer.status == 429).then_some(())
     });
     assert_eq!(
@@ -141,15 +145,19 @@ fn the_eleventh_write_within_a_second_is_refused() {
         "reads are not limited"
     );
     wait::until("the window to pass", || {
-        (gate.ask("POST", "/internal/containers", &json!({})).status == 400).then_some(())
+        (gate
+            .request("POST", "/internal/containers", &json!({}))
+            .status
+            == 400)
+            .then_some(())
     });
 }
 
 #[test]
 fn seed_003_internal_routes_answer_as_the_seed_says() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
-    let missing = gate.ask(
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
+    let missing = gate.request(
         "POST",
         "/internal/containers",
         &json!({"container_id": "a"}),
@@ -161,35 +169,35 @@ fn seed_003_internal_routes_answer_as_the_seed_says() {
     );
 
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &seed("a", "10.0.0.1"))
+        gate.request("POST", "/internal/containers", &seed("a", "10.0.0.1"))
             .status,
         201
     );
-    let taken = gate.ask("POST", "/internal/containers", &seed("b", "10.0.0.1"));
+    let taken = gate.request("POST", "/internal/containers", &seed("b", "10.0.0.1"));
     assert_eq!(
         (taken.status, &taken.json()["code"]),
         (409, &json!("ip_taken"))
     );
-    let mapped = gate.ask(
+    let mapped = gate.request(
         "POST",
         "/internal/containers",
         &seed("b", "::ffff:10.0.0.1"),
     );
     assert_eq!(mapped.status, 409, "the same address in another spelling");
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &seed("a", "10.0.0.9"))
+        gate.request("POST", "/internal/containers", &seed("a", "10.0.0.9"))
             .status,
         201
     );
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &seed("b", "10.0.0.1"))
+        gate.request("POST", "/internal/containers", &seed("b", "10.0.0.1"))
             .status,
         201
     );
 
     let delete = |id: &str| {
         let path = format!("/internal/containers/{id}");
-        let answer = gate.ask("DELETE", &path, &Value::Null);
+        let answer = gate.request("DELETE", &path, &Value::Null);
         (answer.status, answer.json())
     };
     let unregistered = json!({"status": "unregistered", "container_id": "b"});
@@ -202,7 +210,7 @@ fn seed_003_internal_routes_answer_as_the_seed_says() {
         );
     }
     assert_eq!(gate.get("/internal/containers/b").status, 404);
-    let method = gate.ask("PATCH", "/internal/containers", &Value::Null);
+    let method = gate.request("PATCH", "/internal/containers", &Value::Null);
     assert_eq!(
         (method.status, method.header("allow")),
         (405, Some("POST, GET"))
@@ -218,12 +226,12 @@ fn seed_003_internal_routes_answer_as_the_seed_says() {
 // Issue 15, number 16.
 #[test]
 fn seed_003_push_limit_over_500_mebibytes_is_refused() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let register = |limit: u64| {
         let mut body = seed("a", "10.0.0.1");
         body["repos"] = json!([{"name": "o/r", "max_receive_pack_bytes": limit}]);
-        gate.ask("POST", "/internal/containers", &body)
+        gate.request("POST", "/internal/containers", &body)
     };
     let refused = register(524_288_001);
     assert_eq!(refused.status, 400);
@@ -238,40 +246,40 @@ fn seed_003_push_limit_over_500_mebibytes_is_refused() {
 // Issue 15, number 17.
 #[test]
 fn seed_003_unknown_fields_are_ignored_with_a_warning() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let mut body = seed("a", "10.0.0.1");
     body["auth_mod"] = json!("bot");
     body["labels"] = json!({"team": "red"});
-    let registered = gate.ask("POST", "/internal/containers", &body);
+    let registered = gate.request("POST", "/internal/containers", &body);
     assert_eq!(registered.status, 201, "{}", registered.text());
     let warning = "Ignored unknown fields: ['auth_mod', 'labels']";
     assert_eq!(registered.json()["warnings"], json!([warning]));
     let row = gate.get("/internal/containers/a").json();
     assert_eq!(row["container"]["auth_mode"], "user", "{row}");
     wait::until("the warning in the log", || {
-        gate.said()
+        gate.stderr()
             .contains("registered with a warning")
             .then_some(())
     });
     // Without unknown fields there is no warning, and our own route stays strict.
-    let plain = gate.ask("POST", "/internal/containers", &seed("b", "10.0.0.2"));
+    let plain = gate.request("POST", "/internal/containers", &seed("b", "10.0.0.2"));
     assert_eq!(plain.json().get("warnings"), None);
-    let strict = gate.ask("POST", "/v1/registrations", &body);
+    let strict = gate.request("POST", "/v1/registrations", &body);
     assert_eq!(strict.status, 400, "{}", strict.text());
 }
 
 // Issue 15, number 17.
 #[test]
 fn seed_003_registration_with_replace_takes_over_the_address() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let register = |id: &str, replace: bool| {
         let mut body = seed(id, "10.0.0.1");
         if replace {
             body["replace"] = json!(true);
         }
-        gate.ask("POST", "/internal/containers", &body)
+        gate.request("POST", "/internal/containers", &body)
     };
     assert_eq!(register("crashed", true).json().get("replaced"), None);
     let taken = register("next", false);
@@ -288,8 +296,8 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
         (&json!(1), &json!("next"))
     );
     gate.kill();
-    // Both changes were one, and survive.
-    let gate = place.start();
+    // Both changes are one transaction, and survive.
+    let gate = gate_dir.start();
     let rows = gate.get("/internal/containers").json();
     assert_eq!(rows["containers"][0]["container_id"], "next");
     assert_eq!(gate.get("/internal/containers/crashed").status, 404);
@@ -298,47 +306,53 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
 // Issue 15, number 15.
 #[test]
 fn seed_003_health_reads_the_registry_when_asked() {
-    let place = Place::new(PALISADE);
-    let mut gate = place.start();
-    let registered = gate.ask("POST", "/internal/containers", &seed("a", "10.0.0.1"));
+    let gate_dir = GateDir::new(PALISADE);
+    let mut gate = gate_dir.start();
+    let registered = gate.request("POST", "/internal/containers", &seed("a", "10.0.0.1"));
     assert_eq!(registered.status, 201);
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
-    let gate = place.start();
+    let gate = gate_dir.start();
     let health = gate.get("/internal/health");
     assert_eq!(health.status, 200, "{}", health.text());
-    place.damage_database();
-    // Nothing has used the database since.
+    gate_dir.damage_database();
+    // No operation has used the database since.
     let health = gate.get("/internal/health");
     let body = health.json();
     assert_eq!(health.status, 503, "{body}");
     assert_eq!(body["status"], "degraded", "{body}");
     assert_eq!(body["checks"]["registry_accessible"], false, "{body}");
     assert!(body["errors"]["registry_accessible"].is_string(), "{body}");
-    let shown = place.run(&["health"]);
+    let shown = gate_dir.run(&["health"]);
     assert_eq!(shown.status.code(), Some(1));
-    let shown = testkit::said::out(&shown);
+    let shown = testkit::output::stdout(&shown);
     assert!(shown.contains("FAILED      registry_accessible"), "{shown}");
 }
 
 #[test]
 fn a_body_that_is_too_large_is_refused_and_changes_nothing() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let mut large = seed("large", "10.0.0.1");
     large["metadata"] = json!({ "x": "y".repeat(300 * 1024) });
-    assert_eq!(gate.ask("POST", "/internal/containers", &large).status, 413);
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &large).status,
+        413
+    );
     assert_eq!(gate.get("/internal/containers").json()["count"], 0);
 }
 
 #[test]
 fn hostile_text_in_a_field_changes_nothing_but_that_field() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let hostile = "x'); DROP TABLE registration;--\n\u{1b}[2J\u{202e}\0\"}{${HOME}%s</script>";
     let mut body = seed("victim", "10.0.0.1");
     body["metadata"] = json!({ hostile: hostile, "nested": { "container_id": "other" } });
-    assert_eq!(gate.ask("POST", "/internal/containers", &body).status, 201);
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &body).status,
+        201
+    );
     let row = gate.get("/v1/registrations/victim").json();
     assert_eq!(row["metadata"], body["metadata"]);
     assert_eq!(
@@ -347,25 +361,25 @@ fn hostile_text_in_a_field_changes_nothing_but_that_field() {
     );
     assert_eq!(gate.get("/internal/containers").json()["count"], 1);
     for id in ["../x", "a b", "a\nb", "", "é", "%2e%2e"] {
-        let refused = gate.ask("POST", "/internal/containers", &seed(id, "10.0.0.2"));
+        let refused = gate.request("POST", "/internal/containers", &seed(id, "10.0.0.2"));
         assert_eq!(refused.status, 400, "{id:?}");
     }
-    for line in gate.said().lines() {
+    for line in gate.stderr().lines() {
         assert!(
             !line.contains('\u{1b}') && !line.contains("DROP TABLE"),
             "{line}"
         );
     }
-    assert_eq!(place.run(&["audit", "verify"]).status.code(), Some(0));
+    assert_eq!(gate_dir.run(&["audit", "verify"]).status.code(), Some(0));
 }
 
 #[test]
 fn followers_who_never_leave_do_not_keep_everybody_else_out() {
-    let place = Place::new(PALISADE);
-    let mut gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let mut gate = gate_dir.start();
     let mut followers = Vec::new();
     for _ in 0..80 {
-        let mut stream = UnixStream::connect(place.control()).unwrap();
+        let mut stream = UnixStream::connect(gate_dir.control()).unwrap();
         stream
             .write_all(b"GET /v1/audit/tail HTTP/1.1\r\nHost: localhost\r\n\r\n")
             .unwrap();
@@ -378,7 +392,7 @@ fn followers_who_never_leave_do_not_keep_everybody_else_out() {
     });
     assert_eq!(gate.get("/internal/health").status, 200);
     gate.signal("TERM");
-    assert_eq!(gate.wait().code(), Some(0), "{}", gate.said());
+    assert_eq!(gate.wait().code(), Some(0), "{}", gate.stderr());
 }
 
 mod needs_root {
@@ -412,15 +426,15 @@ mod needs_root {
         };
         ip("link set lo up");
         ip("address add 192.0.2.1/32 dev lo");
-        let place = Place::new(PALISADE);
+        let gate_dir = GateDir::new(PALISADE);
         let configure = |egress: &str| {
-            place.write_config(&format!("version: \"1.0\"\negress: {egress}\n"));
+            gate_dir.write_config(&format!("version: \"1.0\"\negress: {egress}\n"));
         };
         let at = "[\"192.0.2.1:8080\", \"0.0.0.0:8888\"]";
         configure(&format!(
             "{{listen: {at}, dns: {{listen: [\"192.0.2.1:53\"]}}}}"
         ));
-        let gate = place.start();
+        let gate = gate_dir.start();
         let both = |expected: bool| {
             let health = gate.get("/internal/health");
             let body = health.json();
@@ -431,7 +445,7 @@ mod needs_root {
             matches.then_some(body)
         };
         wait::until("both listeners to answer", || both(true));
-        // A check is no client.
+        // A health check does not count as a client.
         let records = gate.get("/v1/audit").json();
         let records = records["records"].as_array().unwrap();
         assert!(
@@ -448,19 +462,19 @@ mod needs_root {
             let error = body["errors"][name].as_str().unwrap();
             assert!(error.contains("192.0.2.1:"), "{error}");
         }
-        let shown = place.run(&["health"]);
+        let shown = gate_dir.run(&["health"]);
         assert_eq!(shown.status.code(), Some(1));
-        let shown = testkit::said::out(&shown);
+        let shown = testkit::output::stdout(&shown);
         assert!(shown.contains("FAILED      proxy_listening"), "{shown}");
-        // The other commands do not wait for checks, and find the gate.
-        let status = place.run(&["registry", "list"]);
+        // Other commands do not wait for health checks, and find the gate.
+        let status = gate_dir.run(&["registry", "list"]);
         assert!(status.status.success());
 
         ip("address add 192.0.2.1/32 dev lo");
         wait::until("both listeners to answer again", || both(true));
-        // Without listeners there is nothing to check.
+        // Without listeners there is no check.
         configure("{}");
-        assert!(place.run(&["config", "reload"]).status.success());
+        assert!(gate_dir.run(&["config", "reload"]).status.success());
         let checks = gate.get("/internal/health").json()["checks"].clone();
         for name in ["proxy_listening", "dns_listening"] {
             assert_eq!(checks.get(name), None, "{checks}");
@@ -474,20 +488,20 @@ mod needs_root {
         if !testkit::require_root("another uid") {
             return;
         }
-        let place = Place::new(PALISADE);
-        let gate = place.start();
+        let gate_dir = GateDir::new(PALISADE);
+        let gate = gate_dir.start();
         let mode =
             |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(
-            (mode(&place.control()), mode(&place.state())),
+            (mode(&gate_dir.control()), mode(&gate_dir.state())),
             (0o600, 0o700)
         );
         let open = |path: &std::path::Path, mode| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         };
-        open(place.path(), 0o711);
-        open(&place.state(), 0o711);
-        open(&place.control(), 0o666);
+        open(gate_dir.path(), 0o711);
+        open(&gate_dir.state(), 0o711);
+        open(&gate_dir.control(), 0o666);
         let output = Command::new("curl")
             .args([
                 "-sS",
@@ -496,7 +510,7 @@ mod needs_root {
                 "http://localhost/internal/containers",
                 "--unix-socket",
             ])
-            .arg(place.control())
+            .arg(gate_dir.control())
             .uid(65534)
             .gid(65534)
             .output()
@@ -509,7 +523,7 @@ mod needs_root {
         );
         assert!(text.contains("belongs to another user"), "{text}");
         wait::until("the gate to say so", || {
-            gate.said().contains("uid=65534").then_some(())
+            gate.stderr().contains("uid=65534").then_some(())
         });
         assert_eq!(
             gate.get("/internal/containers").status,

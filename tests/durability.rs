@@ -18,15 +18,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::{http, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// How many kills when nobody says.
+/// Default number of kills.
 const SHORT: u32 = 40;
 
-/// Small and repeatable: a failing run prints its seed.
+/// A small deterministic generator: a failing run prints its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -38,7 +38,7 @@ impl Dice {
     }
 }
 
-/// What one client was told during one life of the gate.
+/// What the gate acknowledged to one client during one life.
 #[derive(Default)]
 struct Told {
     registered: Vec<String>,
@@ -46,7 +46,7 @@ struct Told {
     unclear: Vec<String>,
 }
 
-/// Registers, and now and then removes, until the gate stops answering.
+/// Registers, and sometimes removes, until the gate stops answering.
 fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Told {
     let mut told = Told::default();
     let mut doomed = previous.iter();
@@ -56,7 +56,7 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
         let [_, b, c, d] = number.to_be_bytes();
         let body =
             json!({"container_ip": format!("10.{b}.{c}.{d}"), "container_id": id, "repos": []});
-        match http::ask(
+        match http::send(
             socket,
             "POST",
             "/internal/containers",
@@ -76,7 +76,7 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
         if turn % 4 == 3
             && let Some(id) = doomed.next()
         {
-            match http::ask(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
+            match http::send(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
                 Ok(answer) if answer.status == 200 => told.removed.push(id.clone()),
                 Ok(answer) if answer.status == 429 => {}
                 Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
@@ -99,7 +99,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     let seed = u64::from(std::process::id()) << 20 | u64::from(kills);
     println!("{kills} kills, seed {seed}");
     let mut dice = Dice(seed | 1);
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let started = Instant::now();
     let mut live: Vec<String> = Vec::new();
     let mut all: Vec<String> = Vec::new();
@@ -110,13 +110,13 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         // Before ready, right after it, or in the middle of the load, wherever that is on this
         // machine's disk.
         let delay = Duration::from_micros(dice.roll(60_000));
-        let mut child = place
+        let mut child = gate_dir
             .palisade(&["gate", "run"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("the binary");
-        let socket = place.control();
+        let socket = gate_dir.control();
         let (send, told) = mpsc::channel();
         let recent: Vec<String> = live.iter().rev().take(3).cloned().collect();
         let (kill, killed) = mpsc::channel::<()>();
@@ -135,7 +135,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         let early = dice.roll(8) == 0;
         if !early {
             wait::until("the socket", || {
-                socket_answers(&place.control()).then_some(())
+                socket_answers(&gate_dir.control()).then_some(())
             });
         }
         pause(delay);
@@ -156,7 +156,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         }
     }
 
-    let gate = place.start();
+    let gate = gate_dir.start();
     let answer = gate.get("/v1/registrations").json();
     let present: std::collections::HashSet<&str> = answer
         .as_array()
@@ -176,7 +176,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
             "{id} was removed and is back"
         );
     }
-    let export = place.run(&["audit", "export"]);
+    let export = gate_dir.run(&["audit", "export"]);
     let export = String::from_utf8(export.stdout).expect("text");
     let recorded = |event: &str| -> std::collections::HashSet<String> {
         export
@@ -191,13 +191,13 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     assert!(lost.is_empty(), "registrations without a record: {lost:?}");
     let removed = recorded("unregistered");
     assert!(gone.iter().all(|id| removed.contains(id)));
-    let verify = place.run(&["audit", "verify"]);
+    let verify = gate_dir.run(&["audit", "verify"]);
     let said = String::from_utf8_lossy(&verify.stdout).into_owned();
     assert!(
         verify.status.success() && said.starts_with("intact:"),
         "{said}"
     );
-    assert!(!place.state().join("registry.unavailable").exists());
+    assert!(!gate_dir.state().join("registry.unavailable").exists());
     assert!(
         all.len() > kills as usize / 4,
         "the load was too light to mean anything: {}",
@@ -213,7 +213,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
 }
 
 fn socket_answers(socket: &Path) -> bool {
-    http::ask(socket, "GET", "/v1/health", b"").is_ok()
+    http::send(socket, "GET", "/v1/health", b"").is_ok()
 }
 
 /// The kill has to come at a random moment; there is no condition to wait for.
@@ -224,13 +224,16 @@ fn pause(delay: Duration) {
 
 #[test]
 fn the_database_opens_with_the_sqlite_shell_too() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let body = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
-    assert_eq!(gate.ask("POST", "/internal/containers", &body).status, 201);
+    assert_eq!(
+        gate.request("POST", "/internal/containers", &body).status,
+        201
+    );
     gate.kill();
     let output = Command::new("sqlite3")
-        .arg(place.database())
+        .arg(gate_dir.database())
         .arg("PRAGMA integrity_check")
         .output()
         .expect("sqlite3");

@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::gate::Place;
-use testkit::said::{err, out};
+use testkit::gate::GateDir;
+use testkit::output::{stderr, stdout};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place, an upstream with a workflow, and a clone of it.
+/// A gate directory, an upstream with a workflow, and a clone of it.
 struct Desk {
-    place: Place,
+    gate_dir: GateDir,
     clone: PathBuf,
 }
 
@@ -37,8 +37,8 @@ fn git(dir: &Path, args: &[&str]) -> String {
         .env("GIT_COMMITTER_EMAIL", "a@example.com")
         .output()
         .unwrap();
-    assert!(output.status.success(), "git {args:?}: {}", err(&output));
-    out(&output).trim_end().to_owned()
+    assert!(output.status.success(), "git {args:?}: {}", stderr(&output));
+    stdout(&output).trim_end().to_owned()
 }
 
 fn write(dir: &Path, path: &str, text: &str) {
@@ -47,25 +47,25 @@ fn write(dir: &Path, path: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// A token that no forge ever gave out, put together here.
+/// A token that no forge ever issued, assembled here.
 fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
 
 impl Desk {
     fn new() -> Self {
-        let place = Place::new(PALISADE);
-        let upstream = place.path().join("upstream");
+        let gate_dir = GateDir::new(PALISADE);
+        let upstream = gate_dir.path().join("upstream");
         std::fs::create_dir(&upstream).unwrap();
         git(&upstream, &["init", "-q", "-b", "main"]);
         write(&upstream, ".github/workflows/ci.yml", "on: push\n");
         write(&upstream, "README.md", &"words and words\n".repeat(200));
         git(&upstream, &["add", "-A"]);
         git(&upstream, &["commit", "-q", "-m", "first"]);
-        git(place.path(), &["clone", "-q", "upstream", "clone"]);
-        let clone = place.path().join("clone");
+        git(gate_dir.path(), &["clone", "-q", "upstream", "clone"]);
+        let clone = gate_dir.path().join("clone");
         git(&clone, &["checkout", "-q", "-b", "palisade/fix"]);
-        Self { place, clone }
+        Self { gate_dir, clone }
     }
 
     fn commit(&self, path: &str, text: &str) {
@@ -77,14 +77,14 @@ impl Desk {
     fn check(&self, args: &[&str]) -> Output {
         let mut all = vec!["git", "check", "--repo", self.clone.to_str().unwrap()];
         all.extend(args);
-        self.place.run(&all)
+        self.gate_dir.run(&all)
     }
 
-    /// The answer as JSON, and the exit code it came with.
+    /// The response as JSON, and the exit code.
     fn judged(&self, args: &[&str]) -> (Value, i32) {
         let output = self.check(&[args, &["--json"]].concat());
         let answer = serde_json::from_slice(&output.stdout);
-        let answer = answer.unwrap_or_else(|_| panic!("{}{}", out(&output), err(&output)));
+        let answer = answer.unwrap_or_else(|_| panic!("{}{}", stdout(&output), stderr(&output)));
         (answer, output.status.code().unwrap())
     }
 
@@ -114,11 +114,16 @@ fn a_push_is_judged_before_it_is_made() {
     let desk = Desk::new();
     desk.commit("src/work.rs", "fn main() {}\n");
     let output = desk.check(RANGE);
-    assert!(output.status.success(), "{}{}", out(&output), err(&output));
-    let said = out(&output);
+    assert!(
+        output.status.success(),
+        "{}{}",
+        stdout(&output),
+        stderr(&output)
+    );
+    let said = stdout(&output);
     assert!(said.starts_with("allowed: "), "{said}");
     assert!(said.contains("refs/heads/palisade/fix"), "{said}");
-    // The same commits under other names, and as somebody else.
+    // The same commits under other names, and by another author.
     assert_eq!(desk.reasons(&with(&["--ref", "main"])), ["git_protected"]);
     assert_eq!(
         desk.reasons(&with(&["--ref", "refs/notes/x"])),
@@ -127,7 +132,7 @@ fn a_push_is_judged_before_it_is_made() {
     assert_eq!(desk.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
     let bot = with(&["--auth-mode", "bot", "--ref", "fix"]);
     assert_eq!(desk.reasons(&bot), ["git_namespace"]);
-    // A branch that upstream has, and this sandbox did or did not make.
+    // A branch that exists upstream, created by this sandbox or not.
     git(
         &desk.clone,
         &[
@@ -148,7 +153,7 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
     desk.commit("other", "x\n");
     let output = desk.check(RANGE);
     assert_eq!(output.status.code(), Some(7));
-    let said = out(&output);
+    let said = stdout(&output);
     for part in [
         "refused",
         "secret_found",
@@ -169,8 +174,8 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
         &option,
     ];
     assert_eq!(desk.reasons(&late), ["secret_found"]);
-    // Who only wants to know is told, and not refused.
-    desk.place
+    // Without enforcement the finding is reported and not refused.
+    desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: note }\n");
     let (answer, code) = desk.judged(RANGE);
     assert_eq!((code, answer["secrets"].as_array().unwrap().len()), (0, 1));
@@ -180,7 +185,7 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
             .unwrap()
             .contains("github-token")
     );
-    desk.place
+    desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: off }\n");
     assert_eq!(desk.judged(RANGE).0["secrets"].as_array().unwrap().len(), 0);
 }
@@ -197,13 +202,13 @@ fn the_rules_are_those_of_the_gate() {
     ];
     git(&desk.clone, &has);
     assert_eq!(desk.reasons(RANGE), ["git_protected"]);
-    desk.place
+    desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { pushable: [\"palisade/*\"] }\n");
     assert_eq!(desk.reasons(RANGE), [""; 0]);
     // The operator's own limits.
     let limits = "git: { push_limits: { warning_bytes: 1, hard_limit_bytes: 100 } }\n";
-    std::fs::write(desk.place.path().join("policy.yaml"), limits).unwrap();
-    desk.place.write_config(
+    std::fs::write(desk.gate_dir.path().join("policy.yaml"), limits).unwrap();
+    desk.gate_dir.write_config(
         "version: \"1.0\"\negress: { policy: policy.yaml }\ngit: { pushable: [\"palisade/*\"] }\n",
     );
     assert_eq!(desk.reasons(RANGE), ["git_size"]);
@@ -219,7 +224,7 @@ fn a_workflow_is_left_alone() {
     let (answer, _) = desk.judged(RANGE);
     let told = answer["denials"][0]["told"].as_str().unwrap();
     assert!(!told.contains(".github"), "{told}");
-    desk.place
+    desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { restricted_paths: [Makefile] }\n");
     assert_eq!(desk.reasons(RANGE), [""; 0]);
 }
@@ -234,7 +239,7 @@ fn rewritten_history_is_told_where_that_matters() {
     );
     git(&desk.clone, &["commit", "-q", "--amend", "-m", "other"]);
     assert_eq!(desk.reasons(&with(&["--own"])), [""; 0]);
-    desk.place
+    desk.gate_dir
         .write_config("version: \"1.0\"\ngit: { deny_force_push: true }\n");
     assert_eq!(desk.reasons(&with(&["--own"])), ["git_protected"]);
 }
@@ -242,9 +247,9 @@ fn rewritten_history_is_told_where_that_matters() {
 #[test]
 fn a_bundle_is_judged_with_what_it_builds_on() {
     let desk = Desk::new();
-    let file = desk.place.path().join("work.bundle");
+    let file = desk.gate_dir.path().join("work.bundle");
     let file = file.to_str().unwrap();
-    // A long file changed in one place: git sends the difference alone.
+    // A long file with one change: git sends only the delta.
     let text = "words and words\n".repeat(200);
     desk.commit("README.md", &format!("{text}{}\n", "new"));
     git(
@@ -256,12 +261,12 @@ fn a_bundle_is_judged_with_what_it_builds_on() {
         desk.reasons(&["--bundle", file, "--ref", "main"]),
         ["git_protected"]
     );
-    let elsewhere = desk.place.path().to_str().unwrap();
+    let elsewhere = desk.gate_dir.path().to_str().unwrap();
     let alone = desk
-        .place
+        .gate_dir
         .run(&["git", "check", "--bundle", file, "--repo", elsewhere]);
     assert_eq!(alone.status.code(), Some(3));
-    assert!(err(&alone).contains("--repo"), "{}", err(&alone));
+    assert!(stderr(&alone).contains("--repo"), "{}", stderr(&alone));
     desk.commit("README.md", &format!("{text}{}\n", token()));
     git(
         &desk.clone,
@@ -279,7 +284,7 @@ fn a_bundle_is_judged_with_what_it_builds_on() {
 #[test]
 fn a_bundle_of_a_sha_256_repository_is_judged() {
     let desk = Desk::new();
-    let other = desk.place.path().join("other");
+    let other = desk.gate_dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     git(
         &other,
@@ -316,8 +321,12 @@ fn mistakes_say_what_to_do() {
             output.status.code(),
             Some(code),
             "{args:?}: {}",
-            err(&output)
+            stderr(&output)
         );
-        assert!(err(&output).contains(said), "{args:?}: {}", err(&output));
+        assert!(
+            stderr(&output).contains(said),
+            "{args:?}: {}",
+            stderr(&output)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! New settings while the gate runs: taken whole, or not at all.
+//! Reload of settings while the gate runs: applied as a whole, or not at all.
 
 #![allow(
     clippy::expect_used,
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
+use testkit::gate::{GateDir, GateProcess};
 use testkit::port::Port;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A value of the running gate.
-fn value(gate: &Gate<'_>, pointer: &str) -> Value {
+fn value(gate: &GateProcess<'_>, pointer: &str) -> Value {
     let shown = gate.get("/v1/config").json();
     shown["values"]
         .as_array()
@@ -31,7 +31,7 @@ fn value(gate: &Gate<'_>, pointer: &str) -> Value {
         .map_or(Value::Null, |value| value["value"].clone())
 }
 
-fn wait_for_level(gate: &Gate<'_>, level: &str) {
+fn wait_for_level(gate: &GateProcess<'_>, level: &str) {
     wait::until(&format!("logging.level {level}"), || {
         (value(gate, "/logging/level") == level).then_some(())
     });
@@ -41,7 +41,7 @@ fn with_level(level: &str) -> String {
     format!("version: \"1.0\"\nlogging: {{ level: {level} }}\n")
 }
 
-fn reloads(gate: &Gate<'_>, status: &str) -> u64 {
+fn reloads(gate: &GateProcess<'_>, status: &str) -> u64 {
     let text = gate.get("/internal/metrics").text();
     let name = format!("polis_sidecar_config_reloads_total{{status=\"{status}\"}} ");
     let line = text
@@ -53,39 +53,39 @@ fn reloads(gate: &Gate<'_>, status: &str) -> u64 {
 
 #[test]
 fn a_change_is_live_however_it_was_written() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
 
-    place.write_config(&with_level("debug"));
+    gate_dir.write_config(&with_level("debug"));
     wait_for_level(&gate, "debug");
 
-    std::fs::write(place.config(), with_level("warn")).unwrap();
+    std::fs::write(gate_dir.config(), with_level("warn")).unwrap();
     wait_for_level(&gate, "warn");
 
-    std::fs::remove_file(place.config()).unwrap();
-    std::fs::write(place.config(), with_level("info")).unwrap();
+    std::fs::remove_file(gate_dir.config()).unwrap();
+    std::fs::write(gate_dir.config(), with_level("info")).unwrap();
     wait_for_level(&gate, "info");
 
-    // An editor's way: the old file moved off, a new one in its place.
-    std::fs::rename(place.config(), place.path().join("palisade.yaml~")).unwrap();
-    std::fs::write(place.config(), with_level("error")).unwrap();
+    // As an editor does it: the old file is moved away, and a new one replaces it.
+    std::fs::rename(gate_dir.config(), gate_dir.path().join("palisade.yaml~")).unwrap();
+    std::fs::write(gate_dir.config(), with_level("error")).unwrap();
     wait_for_level(&gate, "error");
 }
 
-/// Kubernetes mounts a link to a link to a directory, and swaps the one in the middle.
+/// Kubernetes mounts a link to a link to a directory, and replaces the middle one.
 #[test]
 fn a_swapped_link_in_the_path_is_noticed() {
-    let place = Place::new(PALISADE);
-    let dir = place.path();
+    let gate_dir = GateDir::new(PALISADE);
+    let dir = gate_dir.path();
     for (version, level) in [("v1", "info"), ("v2", "debug")] {
         std::fs::create_dir(dir.join(version)).unwrap();
         std::fs::write(dir.join(version).join("palisade.yaml"), with_level(level)).unwrap();
     }
     let link = |to: &str, name: &Path| std::os::unix::fs::symlink(to, name).unwrap();
     link("v1", &dir.join("..data"));
-    std::fs::remove_file(place.config()).unwrap();
-    link("..data/palisade.yaml", &place.config());
-    let gate = place.start();
+    std::fs::remove_file(gate_dir.config()).unwrap();
+    link("..data/palisade.yaml", &gate_dir.config());
+    let gate = gate_dir.start();
     assert_eq!(value(&gate, "/logging/level"), "info");
 
     link("v2", &dir.join("..data_tmp"));
@@ -95,18 +95,18 @@ fn a_swapped_link_in_the_path_is_noticed() {
 
 #[test]
 fn seed_003_edited_allowlist_takes_effect_without_restart() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     std::fs::write(
-        place.path().join("allow.yaml"),
+        gate_dir.path().join("allow.yaml"),
         "version: 1\ndomains: [one.example]\n",
     )
     .unwrap();
-    place.write_config("version: \"1.0\"\negress: { allowlist: ./allow.yaml }\n");
-    let gate = place.start();
-    let domains = |gate: &Gate<'_>| gate.get("/v1/config").text();
+    gate_dir.write_config("version: \"1.0\"\negress: { allowlist: ./allow.yaml }\n");
+    let gate = gate_dir.start();
+    let domains = |gate: &GateProcess<'_>| gate.get("/v1/config").text();
     assert!(domains(&gate).contains("one.example"));
     std::fs::write(
-        place.path().join("allow.yaml"),
+        gate_dir.path().join("allow.yaml"),
         "version: 1\ndomains: [two.example]\n",
     )
     .unwrap();
@@ -118,12 +118,12 @@ fn seed_003_edited_allowlist_takes_effect_without_restart() {
 
 #[test]
 fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
-    let place = Place::new(PALISADE);
-    place.write_config(&with_level("debug"));
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(&with_level("debug"));
+    let gate = gate_dir.start();
     assert_eq!(reloads(&gate, "failed"), 0);
 
-    place.write_config("version: \"1.0\"\nlogging: { levle: info }\n");
+    gate_dir.write_config("version: \"1.0\"\nlogging: { levle: info }\n");
     let health = wait::until("health to say so", || {
         let answer = gate.get("/internal/health");
         (answer.status == 503).then(|| answer.json())
@@ -141,16 +141,16 @@ fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
         "the old snapshot stays"
     );
     assert_eq!(reloads(&gate, "failed"), 1);
-    assert_eq!(place.run(&["health"]).status.code(), Some(1));
+    assert_eq!(gate_dir.run(&["health"]).status.code(), Some(1));
     let refused = gate.get("/v1/audit?kind=config").json();
     assert_eq!(refused["records"][0]["event"], "reload_refused");
 
-    // Asking again says what is wrong, and counts.
-    let output = place.run(&["config", "reload"]);
+    // Another reload reports the same mistake, and is counted.
+    let output = gate_dir.run(&["config", "reload"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean 'level'"));
 
-    place.write_config(&with_level("warn"));
+    gate_dir.write_config(&with_level("warn"));
     wait_for_level(&gate, "warn");
     let health = wait::until("health to be well again", || {
         let answer = gate.get("/internal/health");
@@ -162,20 +162,20 @@ fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
 
 #[test]
 fn a_hangup_signal_and_the_command_reload_at_once() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
-    place.write_config(&with_level("debug"));
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
+    gate_dir.write_config(&with_level("debug"));
     gate.signal("HUP");
     wait_for_level(&gate, "debug");
-    place.write_config(&with_level("warn"));
-    let output = place.run(&["config", "reload"]);
+    gate_dir.write_config(&with_level("warn"));
+    let output = gate_dir.run(&["config", "reload"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    // Either this call made the change or the watcher was a moment quicker.
+    // Either this call applied the change or the watcher was faster.
     assert!(said.contains("reloaded"), "{said}");
     assert_eq!(value(&gate, "/logging/level"), "warn");
 }
@@ -183,10 +183,10 @@ fn a_hangup_signal_and_the_command_reload_at_once() {
 // **Feature: unified-sidecar, Property 8: Configuration Hot-Reload Atomicity**
 #[test]
 fn property_08_configuration_hot_reload_atomicity() {
-    let place = Place::new(PALISADE);
-    place.write_config(&with_level("info"));
-    let gate = place.start();
-    // What holds now: a level, a size and a domain, from three ends of the file.
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(&with_level("info"));
+    let gate = gate_dir.start();
+    // The expected values: a level, a size and a domain, from three parts of the file.
     let holds = || {
         let shown = gate.get("/v1/config").json();
         let find = |pointer: &str| {
@@ -219,11 +219,11 @@ fn property_08_configuration_hot_reload_atomicity() {
         let text = format!(
             "version: \"1.0\"\nlogging: {{ level: {level} }}\n{mistake}egress: {{ domains: {domains} }}\naudit: {{ max_bytes: {mib}MiB }}\n"
         );
-        // In one step, as the watcher may look at any moment.
-        let aside = place.path().join("aside.yaml");
+        // Atomically, as the watcher may read at any moment.
+        let aside = gate_dir.path().join("aside.yaml");
         std::fs::write(&aside, &text).unwrap();
-        std::fs::rename(&aside, place.config()).unwrap();
-        let answer = gate.ask("POST", "/v1/config/reload", &Value::Null);
+        std::fs::rename(&aside, gate_dir.config()).unwrap();
+        let answer = gate.request("POST", "/v1/config/reload", &Value::Null);
         if mistake.is_empty() {
             prop_assert_eq!(answer.status, 200);
             prop_assert_eq!(holds(), (json!(level), json!(format!("{mib}MiB")), probe));
@@ -234,12 +234,12 @@ fn property_08_configuration_hot_reload_atomicity() {
     });
 }
 
-/// Each version says its number at the top and at the bottom of a long file, and is
+/// Each version has its number at the top and at the bottom of a long file, and is
 /// written in place, piece by piece: a reader between two pieces sees a valid file with
 /// an old end or none.
 #[test]
 fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let version = |n: u32| {
         let mut text = format!(
             "version: \"1.0\"\naudit: {{ max_bytes: {}MiB }}\negress:\n  domains:\n",
@@ -251,8 +251,8 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
         text.push_str(&format!("    - last-{n}.example\n"));
         text
     };
-    place.write_config(&version(0));
-    let gate = place.start();
+    gate_dir.write_config(&version(0));
+    let gate = gate_dir.start();
     let done = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
@@ -272,7 +272,7 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
         });
         for n in 1..=100 {
             let text = version(n);
-            let mut file = std::fs::File::create(place.config()).unwrap();
+            let mut file = std::fs::File::create(gate_dir.config()).unwrap();
             for piece in text.as_bytes().chunks(1500) {
                 std::io::Write::write_all(&mut file, piece).unwrap();
             }
@@ -293,8 +293,8 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
 
 #[test]
 fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -302,11 +302,11 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
-                place.write_config(&format!("version: \"1.0\"\naudit: {{ max_bytes: {n} }}\n"));
+                gate_dir.write_config(&format!("version: \"1.0\"\naudit: {{ max_bytes: {n} }}\n"));
             }
         });
         for _ in 0..3 {
-            let output = place.run(&["config", "reload"]);
+            let output = gate_dir.run(&["config", "reload"]);
             assert!(
                 output.status.success(),
                 "{}",
@@ -315,36 +315,36 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
         }
         gate.signal("HUP");
         wait::until("the hangup to be heard", || {
-            gate.said().contains("SIGHUP").then_some(())
+            gate.stderr().contains("SIGHUP").then_some(())
         });
         done.store(true, Ordering::Relaxed);
     });
-    place.write_config(&with_level("debug"));
+    gate_dir.write_config(&with_level("debug"));
     wait_for_level(&gate, "debug");
 }
 
-/// What the gate would make of a request, in a word.
-fn trial(place: &Place, url: &str) -> String {
-    let output = place.run(&["policy", "try", url, "--json"]);
+/// The gate's decision about a request.
+fn trial(gate_dir: &GateDir, url: &str) -> String {
+    let output = gate_dir.run(&["policy", "try", url, "--json"]);
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     said["verdict"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
 fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
-    let place = Place::new(PALISADE);
-    let file = place.path().join("mine/policy.rego");
+    let gate_dir = GateDir::new(PALISADE);
+    let file = gate_dir.path().join("mine/policy.rego");
     let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
-    std::fs::create_dir(place.path().join("mine")).unwrap();
+    std::fs::create_dir(gate_dir.path().join("mine")).unwrap();
     std::fs::write(&file, policy("/one")).unwrap();
-    place.write_config(
+    gate_dir.write_config(
         "version: \"1.0\"\negress: {domains: [api.example]}\npolicies:\n  timeout: 10s\n  bundles: \
          [{id: mine, path: mine, entrypoint: http/authz}]\n",
     );
-    let gate = place.start();
+    let gate = gate_dir.start();
     let (one, two) = ("https://api.example/one", "https://api.example/two");
     assert_eq!(
-        (trial(&place, one), trial(&place, two)),
+        (trial(&gate_dir, one), trial(&gate_dir, two)),
         ("allow".into(), "deny".into())
     );
 
@@ -353,7 +353,7 @@ fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
         (reloads(&gate, "success") == 1).then_some(())
     });
     assert_eq!(
-        (trial(&place, one), trial(&place, two)),
+        (trial(&gate_dir, one), trial(&gate_dir, two)),
         ("deny".into(), "allow".into())
     );
 
@@ -367,22 +367,22 @@ fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
         error.contains("policies.bundles: mine: policy.rego:4:"),
         "{error}"
     );
-    assert_eq!(trial(&place, two), "allow", "the old one stays");
+    assert_eq!(trial(&gate_dir, two), "allow", "the old one stays");
 
     std::fs::write(&file, policy("/one")).unwrap();
     wait::until("health to be well again", || {
         (gate.get("/internal/health").status == 200).then_some(())
     });
-    assert_eq!(trial(&place, one), "allow");
+    assert_eq!(trial(&gate_dir, one), "allow");
 }
 
 #[test]
 fn other_resolvers_of_the_system_are_noticed() {
-    let place = Place::new(PALISADE);
-    let file = place.path().join("resolv.conf");
+    let gate_dir = GateDir::new(PALISADE);
+    let file = gate_dir.path().join("resolv.conf");
     std::fs::write(&file, "nameserver 192.0.2.1\n").unwrap();
-    place.write_config("version: \"1.0\"\negress: {dns: {resolv_conf: resolv.conf}}\n");
-    let gate = place.start();
+    gate_dir.write_config("version: \"1.0\"\negress: {dns: {resolv_conf: resolv.conf}}\n");
+    let gate = gate_dir.start();
     std::fs::write(&file, "nameserver 192.0.2.2\n").unwrap();
     wait::until("a reload", || {
         (reloads(&gate, "success") == 1).then_some(())
@@ -392,13 +392,13 @@ fn other_resolvers_of_the_system_are_noticed() {
 // Issue 14, number 10.
 #[test]
 fn a_refused_reload_changes_nothing_whichever_step_fails() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let (proxy, tools, busy) = (Port::take(), Port::take(), Port::take());
     let _taken = TcpListener::bind(busy.address()).unwrap();
-    std::fs::write(place.path().join("bad.pem"), "no certificate\n").unwrap();
-    std::fs::create_dir(place.path().join("broken")).unwrap();
+    std::fs::write(gate_dir.path().join("bad.pem"), "no certificate\n").unwrap();
+    std::fs::create_dir(gate_dir.path().join("broken")).unwrap();
     let policy = "package http.authz\n\nallow if {\n";
-    std::fs::write(place.path().join("broken/policy.rego"), policy).unwrap();
+    std::fs::write(gate_dir.path().join("broken/policy.rego"), policy).unwrap();
     let text = |host: &str, proxy: &Port, tools: &Port, egress: &str, more: &str| {
         let (proxy, tools) = (proxy.address(), tools.address());
         format!(
@@ -406,10 +406,10 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
              egress: {{domains: [{host}], listen: [\"{proxy}\"]{egress}}}\n{more}"
         )
     };
-    place.write_config(&text("old.example", &proxy, &tools, "", ""));
-    let gate = place.start();
+    gate_dir.write_config(&text("old.example", &proxy, &tools, "", ""));
+    let gate = gate_dir.start();
     let holds = || {
-        let allowed = |host: &str| trial(&place, &format!("https://{host}/"));
+        let allowed = |host: &str| trial(&gate_dir, &format!("https://{host}/"));
         let health = gate.get("/internal/health").json();
         let file = value(&gate, "/audit/jsonl");
         let allowed = (allowed("old.example"), allowed("new.example"));
@@ -417,7 +417,7 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
     };
     let before = holds();
     assert_eq!(before.0, ("allow".into(), "deny".into()));
-    let nowhere = place.path().join("nowhere/audit.jsonl");
+    let nowhere = gate_dir.path().join("nowhere/audit.jsonl");
     let audit = format!("audit: {{jsonl: {}}}\n", nowhere.display());
     let bundle = "policies: {bundles: [{id: b, path: broken, entrypoint: http/authz}]}\n";
     let tool_bundle = "policies: {bundles: [{id: b, path: broken, entrypoint: mcp/authz}]}\n";
@@ -434,19 +434,19 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
         ("audit.jsonl", text(new, &proxy, &tools, "", &audit)),
     ];
     for (why, text) in steps {
-        place.write_config(&text);
-        let output = place.run(&["config", "reload"]);
-        let told = said::err(&output);
+        gate_dir.write_config(&text);
+        let output = gate_dir.run(&["config", "reload"]);
+        let told = output::stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{why}: {told}");
         assert!(told.contains(why), "{why}: {told}");
         assert_eq!(holds(), before, "{why}");
     }
     assert!(!nowhere.exists());
-    let file = place.path().join("audit.jsonl");
+    let file = gate_dir.path().join("audit.jsonl");
     let audit = format!("audit: {{jsonl: {}}}\n", file.display());
-    place.write_config(&text(new, &proxy, &tools, "", &audit));
-    let output = place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    gate_dir.write_config(&text(new, &proxy, &tools, "", &audit));
+    let output = gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     assert_eq!(holds().0, ("deny".into(), "allow".into()));
     wait::until("the file of the audit log", || {
         std::fs::read_to_string(&file)
@@ -457,24 +457,24 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
 
 #[test]
 fn address_in_use_at_start_degrades_its_listener_alone() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let (proxy, dns) = (Port::take(), Port::take());
     let taken = TcpListener::bind(proxy.address()).unwrap();
     let (proxy, dns) = (proxy.address(), dns.address());
-    place.write_config(&format!(
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\negress: {{listen: [\"{proxy}\"], dns: {{listen: [\"{dns}\"]}}}}\n"
     ));
-    let gate = place.start();
+    let gate = gate_dir.start();
     let health = gate.get("/internal/health").json();
     assert_eq!(health["listeners"]["proxy"], Value::Null);
     assert_eq!(health["listeners"]["dns"], dns.to_string());
     assert_eq!(health["checks"]["shared_listeners"], false);
     let why = health["errors"]["shared_listeners"].as_str().unwrap();
     assert!(why.contains(&proxy.to_string()), "{why}");
-    let refused = place.run(&["config", "reload"]);
+    let refused = gate_dir.run(&["config", "reload"]);
     assert_eq!(refused.status.code(), Some(2), "the address is still taken");
     drop(taken);
-    assert!(place.run(&["config", "reload"]).status.success());
+    assert!(gate_dir.run(&["config", "reload"]).status.success());
     let health = gate.get("/internal/health").json();
     assert_eq!(health["listeners"]["proxy"], proxy.to_string());
     assert_eq!(health["checks"]["shared_listeners"], Value::Null);
@@ -483,7 +483,7 @@ fn address_in_use_at_start_degrades_its_listener_alone() {
 // Issue 14, number 10.
 #[test]
 fn every_address_of_a_shared_network_is_listed() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let (proxy, dns) = (Port::take(), Port::take());
     let (proxy, dns) = (proxy.address().port(), dns.address().port());
     let text = |ips: &[&str]| {
@@ -494,21 +494,21 @@ fn every_address_of_a_shared_network_is_listed() {
         let (proxy, dns) = (at(proxy), at(dns));
         format!("version: \"1.0\"\negress: {{listen: [{proxy}], dns: {{listen: [{dns}]}}}}\n")
     };
-    place.write_config(&text(&["127.0.0.3", "127.0.0.2"]));
-    let gate = place.start();
+    gate_dir.write_config(&text(&["127.0.0.3", "127.0.0.2"]));
+    let gate = gate_dir.start();
     let listed = |name: &str| gate.get("/internal/health").json()["listeners"][name].clone();
     let both = |port: u16| json!(format!("127.0.0.2:{port}, 127.0.0.3:{port}"));
     assert_eq!(listed("proxy"), both(proxy));
     assert_eq!(listed("dns"), both(dns));
-    let shown = said::out(&place.run(&["gate", "status"]));
+    let shown = output::stdout(&gate_dir.run(&["gate", "status"]));
     let line = format!("listening   proxy: 127.0.0.2:{proxy}, 127.0.0.3:{proxy}");
     assert!(shown.contains(&line), "{shown}");
 
-    place.write_config(&text(&["127.0.0.3"]));
-    assert!(place.run(&["config", "reload"]).status.success());
+    gate_dir.write_config(&text(&["127.0.0.3"]));
+    assert!(gate_dir.run(&["config", "reload"]).status.success());
     assert_eq!(listed("proxy"), format!("127.0.0.3:{proxy}"));
     assert_eq!(listed("dns"), format!("127.0.0.3:{dns}"));
-    place.write_config(&text(&[]));
-    assert!(place.run(&["config", "reload"]).status.success());
+    gate_dir.write_config(&text(&[]));
+    assert!(gate_dir.run(&["config", "reload"]).status.success());
     assert_eq!((listed("proxy"), listed("dns")), (Value::Null, Value::Null));
 }

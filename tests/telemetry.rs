@@ -1,4 +1,4 @@
-//! Logs, numbers and traces of the built binary.
+//! Logs, metrics and traces of the built binary.
 
 #![allow(
     clippy::expect_used,
@@ -13,9 +13,9 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 use testkit::collector::Collector;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
@@ -25,23 +25,23 @@ fn row(id: &str) -> Value {
 
 #[test]
 fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
-    let place = Place::new(PALISADE);
-    place.write_config(
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(
         "version: \"1.0\"\nsecrets: { api_key: \"${THE_KEY}\" }\nlogging: { format: json }\n",
     );
-    let gate = place.start_with(|command| command.env("THE_KEY", "sekrit-0123456789"));
-    // A program registers a container under a name that is the secret: it will be logged.
+    let gate = gate_dir.start_with(|command| command.env("THE_KEY", "sekrit-0123456789"));
+    // A program registers a container whose name is the secret, so it would be logged.
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row("sekrit-0123456789"))
+        gate.request("POST", "/internal/containers", &row("sekrit-0123456789"))
             .status,
         201
     );
     wait::until("the log line", || {
-        gate.said()
+        gate.stderr()
             .contains("\"message\":\"registered\"")
             .then_some(())
     });
-    let said = gate.said();
+    let said = gate.stderr();
     assert!(said.contains("[redacted: secrets.api_key]"), "{said}");
     assert!(!said.contains("sekrit-0123456789"), "{said}");
     let shown = gate.get("/v1/config").text();
@@ -53,15 +53,16 @@ fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
 
 #[test]
 fn json_logs_are_one_object_a_line() {
-    let place = Place::new(PALISADE);
-    place.write_config("version: \"1.0\"\nlogging: { format: json, level: debug }\n");
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config("version: \"1.0\"\nlogging: { format: json, level: debug }\n");
+    let gate = gate_dir.start();
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row("a")).status,
+        gate.request("POST", "/internal/containers", &row("a"))
+            .status,
         201
     );
     let said = wait::until("the log line", || {
-        let said = gate.said();
+        let said = gate.stderr();
         said.contains("\"sandbox\":\"a\"").then_some(said)
     });
     for line in said.lines().filter(|line| *line != "ready") {
@@ -75,10 +76,11 @@ fn json_logs_are_one_object_a_line() {
 
 #[test]
 fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
-    let place = Place::new(PALISADE);
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let gate = gate_dir.start();
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row("a")).status,
+        gate.request("POST", "/internal/containers", &row("a"))
+            .status,
         201
     );
     let answer = gate.get("/internal/metrics");
@@ -107,20 +109,20 @@ fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
 #[test]
 fn traces_reach_a_collector_over_otlp() {
     let collector = Collector::start();
-    let place = Place::new(PALISADE);
-    place.write_config(&format!(
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\nmetrics: {{ tracing: {{ enabled: true, endpoint: \"http://{}\" }} }}\n\
          secrets: {{ key: sekrit-0123456789 }}\n",
         collector.address()
     ));
-    let mut gate = place.start();
+    let mut gate = gate_dir.start();
     let secret = "sekrit-0123456789";
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row(secret))
+        gate.request("POST", "/internal/containers", &row(secret))
             .status,
         201
     );
-    // The last batch is sent at the stop.
+    // The last batch is sent when the gate stops.
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0));
     let received = collector.received();
@@ -149,13 +151,14 @@ fn traces_reach_a_collector_over_otlp() {
 
 #[test]
 fn a_collector_that_is_not_there_harms_nothing() {
-    let place = Place::new(PALISADE);
-    place.write_config(
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(
         "version: \"1.0\"\nmetrics: { tracing: { enabled: true, endpoint: \"http://127.0.0.1:1\" } }\n",
     );
-    let mut gate = place.start();
+    let mut gate = gate_dir.start();
     assert_eq!(
-        gate.ask("POST", "/internal/containers", &row("a")).status,
+        gate.request("POST", "/internal/containers", &row("a"))
+            .status,
         201
     );
     gate.signal("TERM");
@@ -165,25 +168,25 @@ fn a_collector_that_is_not_there_harms_nothing() {
 /// Issue 14, number 11.
 #[test]
 fn verbosity_reaches_the_traffic_and_the_sandboxes() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let port = Port::take();
-    place.write_config(&format!(
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\nlogging: {{ format: json }}\n\
          egress: {{ listen: [\"{}\"], timeouts: {{ header: 1s }} }}\n",
         port.address()
     ));
-    let gate = place.start_with(|command| command.arg("-v"));
-    // A client that does not come to the end of its request.
+    let gate = gate_dir.start_with(|command| command.arg("-v"));
+    // A client that does not finish its request.
     let mut client = TcpStream::connect(port.address()).unwrap();
     client
         .write_all(b"GET / HTTP/1.1\r\nHost: x.example\r\n")
         .unwrap();
-    let made = place.run(&["create", "one", "--no-repo"]);
-    assert!(made.status.success(), "{}", said::err(&made));
+    let made = gate_dir.run(&["create", "one", "--no-repo"]);
+    assert!(made.status.success(), "{}", output::stderr(&made));
     for target in ["egress::", "sandbox::"] {
         wait::until_or(
             || {
-                let said = gate.said();
+                let said = gate.stderr();
                 let mut events = said
                     .lines()
                     .filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -193,7 +196,7 @@ fn verbosity_reaches_the_traffic_and_the_sandboxes() {
                 };
                 events.any(|event| is_debug(&event)).then_some(())
             },
-            || format!("a debug line of {target} in:\n{}", gate.said()),
+            || format!("a debug line of {target} in:\n{}", gate.stderr()),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Callers that wait for nothing but the answer: plain pipes, and HTTP on a kept connection.
+//! Clients for the benchmark: stdio pipes, and HTTP on a persistent connection.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -6,12 +6,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Somebody who calls a tool and waits for what it returns.
+/// A client that calls a tool and waits for the result.
 pub trait Caller {
     fn call(&mut self);
 }
 
-/// The server's own pipes.
+/// Direct stdio pipes to the server.
 pub struct Pipes {
     child: Child,
     input: ChildStdin,
@@ -85,12 +85,12 @@ impl Drop for Pipes {
     }
 }
 
-/// Which wire is spoken.
+/// The protocol revision.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Era {
-    /// Up to 2025-11-25: initialize, a session.
+    /// Up to 2025-11-25: initialize and a session.
     Sessions,
-    /// 2026-07-28: every request says all there is to say.
+    /// 2026-07-28: every request is self-contained.
     Stateless,
 }
 
@@ -144,19 +144,19 @@ impl Caller for Session {
     }
 }
 
-/// The answer is this call's, and a result.
+/// Asserts that the response belongs to the call and is a result.
 fn check(answer: &str, id: u64) {
     let ours = answer.contains(&format!("\"id\":{id}")) && answer.contains("structuredContent");
     assert!(ours, "no answer to {id}: {answer}");
 }
 
-/// A connection that is kept.
+/// A persistent connection.
 pub struct Http {
     at: SocketAddr,
     stream: BufReader<TcpStream>,
 }
 
-/// What came back.
+/// A response.
 pub struct Answer {
     pub status: u16,
     head: String,
@@ -182,7 +182,7 @@ impl Http {
         }
     }
 
-    /// Posts, and reads the answer to its end.
+    /// Posts, and reads the whole response.
     pub fn post(&mut self, path: &str, head: &str, body: &str) -> Answer {
         let request = format!(
             "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n{head}Content-Length: {}\r\n\r\n{body}",
@@ -191,7 +191,7 @@ impl Http {
         );
         let mut head = self.ask(&request);
         if head.is_empty() {
-            // It was idle for too long while others had their turn.
+            // The server closed the connection while other clients were measured.
             *self = Self::connect(self.at);
             head = self.ask(&request);
         }
@@ -219,7 +219,7 @@ impl Http {
         answer
     }
 
-    /// Sends a request and reads the head of its answer; nothing where the connection is gone.
+    /// Sends a request and reads the head of the response; `None` if the connection is closed.
     fn ask(&mut self, request: &str) -> String {
         let mut head = String::new();
         if self.stream.get_mut().write_all(request.as_bytes()).is_err() {

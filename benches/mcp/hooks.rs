@@ -1,4 +1,4 @@
-//! The interceptor's hooks, asked at a steady rate whatever the answers take.
+//! Latency of the interceptor's hooks at a constant request rate.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,12 +9,12 @@ use crate::client::Http;
 /// Connections that share the rate.
 const CONNECTIONS: u32 = 8;
 
-/// What Docker's gateway posts.
+/// Request bodies of Docker's gateway.
 const BEFORE: &str = r#"{"method":"tools/call","params":{"name":"search_files","arguments":{"path":"src","pattern":"TODO","limit":100}}}"#;
 const AFTER: &str = r#"{"content":[{"type":"text","text":"src/main.rs:10: // TODO: tidy up\nsrc/lib.rs:99: // TODO: test"}]}"#;
 
-/// Latencies in microseconds, each from the moment its request was due: a request that waits
-/// for the one before it has waited.
+/// Latencies in microseconds, each measured from the scheduled time of its request, so waiting
+/// for an earlier response counts.
 pub fn at_rate(at: SocketAddr, hook: &str, rate: u64, time: Duration) -> Vec<f64> {
     let body = if hook == "before" { BEFORE } else { AFTER };
     let path = format!("/intercept/{hook}");

@@ -1,9 +1,9 @@
-//! A tool's call through the bridge beside the same over plain pipes, supergateway and
-//! mcp-proxy, and the hooks at a steady rate, in one run on one machine.
+//! Tool calls through the bridge, compared with direct pipes, supergateway and mcp-proxy, and the
+//! hooks at a constant rate, in one run on one machine.
 //!
-//! `just bench-mcp`. The server behind all of them is the same `mcp-fixture`. One client calls
-//! in a closed loop, round by round through all who take part, and medians are shown: a noisy
-//! moment then hits everybody. Nothing here can fail on a time.
+//! Run with `just bench-mcp`. The same `mcp-fixture` serves all of them. One client calls in a
+//! closed loop, round by round through all contenders, and medians are shown, so noise affects
+//! all contenders alike. No time makes the benchmark fail.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,7 +11,7 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     unreachable_pub,
-    reason = "a benchmark that cannot go on has nothing to say"
+    reason = "a benchmark that cannot continue has failed"
 )]
 
 mod client;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use self::client::{Caller, Era, Pipes, Session};
 use self::places::Running;
 
-/// Calls of a round that are not counted: connections, caches, just-in-time compilers.
+/// Calls of a round that are not counted: they fill connections, caches and JIT compilers.
 const WARM: usize = 200;
 
 struct Options {
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// Who takes part: a name, a way to call, and whose work is counted.
+/// A contender: its name, its client, and the process whose work is counted.
 struct Contender<'a> {
     name: &'static str,
     caller: Box<dyn Caller>,
@@ -79,7 +79,7 @@ struct Contender<'a> {
     rounds: Vec<Round>,
 }
 
-/// What one round showed, in microseconds.
+/// The result of one round, in microseconds.
 #[derive(Clone, Copy)]
 struct Round {
     p50: f64,
@@ -193,7 +193,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// The figure at this share of sorted ones.
+/// The percentile of sorted values.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

@@ -1,4 +1,4 @@
-//! Those who take part, each a process of its own with the same server behind it.
+//! The processes under test, each with the same server behind it.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Rules of the policy that judges every call and every hook.
+/// Rules of the policy for every call and every hook.
 const RULES: usize = 50;
 
-/// A bridge, and where it listens.
+/// A bridge and its address.
 pub struct Peer {
     pub process: Running,
     pub at: SocketAddr,
@@ -48,21 +48,21 @@ impl Running {
         number.unwrap().parse().unwrap()
     }
 
-    /// Processor time it took so far, in microseconds. Threads are counted, children are not.
+    /// Processor time so far, in microseconds. Threads are counted, children are not.
     pub fn processor(&self) -> f64 {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = fs::read_to_string(path).unwrap();
         let after = stat.rsplit(") ").next().unwrap();
         let mut fields = after.split(' ').skip(11);
         let mut ticks = || fields.next().unwrap().parse::<f64>().unwrap();
-        // A tick is a hundredth of a second on every Linux that we know.
+        // A tick is a hundredth of a second on all common Linux systems.
         (ticks() + ticks()) * 1e4
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Asked to, it takes its own children along.
+        // On SIGTERM the process ends its own children.
         let pid = self.child.id().to_string();
         let asked = Command::new("kill").arg(pid).status();
         if !asked.is_ok_and(|status| status.success()) {
@@ -77,7 +77,7 @@ fn free() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// The gate with audit, and `judged` by a policy of fifty rules or by none.
+/// The gate with audit; `judged` adds a policy of fifty rules.
 pub fn gate(palisade: &Path, fixture: &Path, dir: &Path, judged: bool) -> Peer {
     let at = free();
     let bundle = dir.join("bundle");
@@ -109,7 +109,7 @@ pub fn gate(palisade: &Path, fixture: &Path, dir: &Path, judged: bool) -> Peer {
     }
 }
 
-/// Every rule is looked at, and none blocks: an allowed call is the one that costs most.
+/// Every rule is evaluated and none blocks: an allowed call is the most expensive one.
 fn policy() -> String {
     let mut text =
         "package mcp.authz\n\ndefault allow := false\n\nallow if not denied\n".to_owned();

@@ -1,5 +1,5 @@
-//! Instructions and allocations of the gate a request, counted by callgrind: a figure that does
-//! not depend on what else the machine is doing.
+//! Instructions and allocations of the gate per request, counted by callgrind: a figure that does
+//! not depend on other load of the machine.
 
 use std::collections::HashMap;
 use std::fs;
@@ -9,20 +9,20 @@ use std::process::Command;
 use crate::load::Way;
 use crate::places::{Gate, Running};
 
-/// Requests before the count begins: connections, caches and pools are filled.
+/// Requests before the count starts, to fill connections, caches and pools.
 const WARM: usize = 200;
 
 /// Requests that are counted.
 const COUNTED: usize = 4000;
 
-/// Connections that take turns.
+/// Connections, used in turn.
 const LINES: usize = 4;
 
-/// What one request takes.
+/// The cost of one request.
 pub struct Cost {
     /// Instructions in user space.
     pub instructions: f64,
-    /// Calls to the allocator for memory.
+    /// Calls to the allocator.
     pub allocations: f64,
 }
 
@@ -41,7 +41,7 @@ pub fn wrapper(dir: &Path) -> Vec<String> {
     .collect()
 }
 
-/// Counts what a request takes on connections that are kept.
+/// Counts the cost of a request on persistent connections.
 pub async fn count(gate: &Gate, way: &Way, dir: &Path) -> Cost {
     let mut lines = Vec::new();
     for _ in 0..LINES {
@@ -80,8 +80,8 @@ fn total(profile: &str) -> f64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Calls into the allocator for memory, from outside of it. Callgrind names a function once, and
-/// by its number from then on.
+/// Calls to the allocator from outside of it. Callgrind names a function once, and
+/// refers to it by number afterwards.
 fn allocations(profile: &str) -> f64 {
     let mut names: HashMap<&str, &str> = HashMap::new();
     let (mut caller, mut callee, mut calls) = ("", "", 0.0);

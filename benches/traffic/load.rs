@@ -1,4 +1,4 @@
-//! A closed loop: so many clients, each asking again as soon as it was answered.
+//! Closed-loop load: each client sends its next request after the response.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,42 +21,42 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// How many ask at once.
+/// Number of concurrent clients.
 pub const CLIENTS: usize = 32;
 
-/// A way to the origin.
+/// A route to the origin, with or without a proxy.
 #[derive(Clone)]
 pub struct Way {
-    /// Where to connect.
+    /// The address to connect to.
     pub at: SocketAddr,
-    /// What to ask a proxy for, where there is one.
+    /// The CONNECT target, if there is a proxy.
     pub tunnel: Option<String>,
-    /// The origin's name on this way.
+    /// The origin's host name.
     pub name: &'static str,
-    /// What the certificates are checked against.
+    /// The root certificates.
     pub tls: Arc<ClientConfig>,
 }
 
-/// A connection that takes requests.
+/// An open connection.
 pub struct Line {
     sender: SendRequest<Empty<Bytes>>,
     name: &'static str,
 }
 
-/// What of a run is compared.
+/// The figures of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
-    /// How many answers came.
+    /// Number of responses.
     pub answers: f64,
-    /// Answers a second.
+    /// Responses per second.
     pub rate: f64,
-    /// What half of the answers did not exceed, in milliseconds.
+    /// Median latency in milliseconds.
     pub p50: f64,
-    /// The same of ninety-nine in a hundred.
+    /// 99th percentile of the latency in milliseconds.
     pub p99: f64,
 }
 
-/// A client that trusts these roots, and resumes sessions or does not.
+/// A TLS configuration with these roots, with or without session resumption.
 pub fn client(roots: &[String], resumes: bool) -> Arc<ClientConfig> {
     let mut store = RootCertStore::empty();
     for pem in roots {
@@ -78,7 +78,7 @@ pub fn client(roots: &[String], resumes: bool) -> Arc<ClientConfig> {
 }
 
 impl Way {
-    /// A new connection: TCP, the tunnel where there is a proxy, TLS.
+    /// Opens a new connection: TCP, CONNECT if there is a proxy, TLS.
     pub async fn open(&self) -> Line {
         let mut tcp = TcpStream::connect(self.at).await.unwrap();
         tcp.set_nodelay(true).unwrap();
@@ -110,7 +110,7 @@ impl Way {
 }
 
 impl Line {
-    /// Asks, and reads the answer to its end. Says how long that was.
+    /// Sends a request, reads the whole response and returns its length.
     pub async fn ask(&mut self, path: &str) -> usize {
         let request = Request::get(path)
             .header(HOST, self.name)
@@ -132,7 +132,7 @@ async fn read(response: Response<Incoming>) -> usize {
     length
 }
 
-/// Small answers on connections that are kept.
+/// Small responses on persistent connections.
 pub async fn kept(way: &Way, time: Duration) -> Figures {
     run(way, time, async |way, end| {
         let mut line = way.open().await;
@@ -148,7 +148,7 @@ pub async fn kept(way: &Way, time: Duration) -> Figures {
     .await
 }
 
-/// A small answer on a connection of its own, each time.
+/// A small response on a new connection each time.
 pub async fn new(way: &Way, time: Duration) -> Figures {
     run(way, time, async |way, end| {
         let mut micros = Vec::new();
@@ -176,7 +176,7 @@ where
     figures(micros, begun.elapsed())
 }
 
-/// One large answer. Says how many million bytes came in a second.
+/// One large response. Returns megabytes per second.
 pub async fn large(way: &Way) -> f64 {
     let mut line = way.open().await;
     let begun = Instant::now();
@@ -189,7 +189,7 @@ fn since(begun: Instant) -> u32 {
     u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX)
 }
 
-/// From what every client saw, in microseconds.
+/// Computes the figures from the latencies of all clients, in microseconds.
 pub fn figures(mut micros: Vec<u32>, took: Duration) -> Figures {
     micros.sort_unstable();
     let percentile = |hundredth: usize| {

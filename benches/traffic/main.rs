@@ -1,9 +1,9 @@
-//! The gate beside nginx alone, nginx as a reverse proxy, a proxy that decides nothing, mitmproxy
-//! and dnsmasq, in one run on one machine.
+//! The gate compared with nginx alone, nginx as a reverse proxy, a proxy without decisions,
+//! mitmproxy and dnsmasq, in one run on one machine.
 //!
-//! `just bench-traffic`. Client, proxy and origin share the machine's cores, so a proxy's rate
-//! says how much work it adds. Every case goes round by round through all who take part, and
-//! medians are shown: a noisy moment then hits everybody. Nothing here can fail on a time.
+//! Run with `just bench-traffic`. Client, proxy and origin share the machine's cores, so a proxy's
+//! rate shows how much work it adds. Every case runs round by round through all contenders, and
+//! medians are shown, so noise affects all contenders alike. No time makes the benchmark fail.
 
 #![allow(
     clippy::indexing_slicing,
@@ -11,7 +11,7 @@
     clippy::print_stdout,
     clippy::unwrap_used,
     unreachable_pub,
-    reason = "a benchmark that cannot go on has nothing to say"
+    reason = "a benchmark that cannot continue has failed"
 )]
 
 mod instructions;
@@ -28,27 +28,27 @@ use self::load::{CLIENTS, Figures, Way};
 use self::oha::Oha;
 use self::places::{Addresses, Gate, LOCAL, ORIGIN, Running};
 
-/// Connections that lie about, for what each takes of memory.
+/// Idle connections, to measure the memory of each.
 const IDLE: usize = 2000;
 
-/// Who takes part in a case: a name, a way to the origin, and whose work is counted.
+/// A contender: its name, its route to the origin, and the process whose work is counted.
 struct Contender<'a> {
     name: &'static str,
     way: Way,
     process: Option<&'a Running>,
 }
 
-/// What of a case is shown.
+/// One row of the printed table.
 struct Row {
     name: &'static str,
     rate: f64,
     p50: f64,
     p99: f64,
-    /// Processor time of the proxy per answer, in microseconds.
+    /// Processor time of the proxy per response, in microseconds.
     work: Option<f64>,
 }
 
-/// Starts a peer: its binary, a directory and an address. Gives its root.
+/// Starts a peer with its binary, a directory and an address. Returns its root certificate.
 type Start = fn(&Path, &Path, SocketAddr) -> (Running, String);
 
 struct Options {
@@ -97,7 +97,7 @@ impl Options {
         self.cases.is_empty() || self.names(case)
     }
 
-    /// Whether a case is asked for by its name: those that need more than the others.
+    /// Whether a case is named explicitly; some cases need additional programs.
     fn names(&self, case: &str) -> bool {
         self.cases.iter().any(|wanted| wanted == case)
     }
@@ -223,7 +223,7 @@ async fn main() {
     );
 }
 
-/// Instructions and allocations a request, of this build and of the one before.
+/// Instructions and allocations per request, of this build and of the previous one.
 async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
     println!("kept connections, 1 KiB, counted by callgrind");
     println!("{:14} {:>13} {:>13}", "", "instructions", "allocations");
@@ -253,7 +253,7 @@ async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
     }
 }
 
-/// What the aims were measured with.
+/// The cases as oha measures them.
 async fn by_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) {
     if options.wants("kept") {
         let rows = rates(options, contenders, async |way, time| {
@@ -273,7 +273,7 @@ async fn by_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) 
     }
 }
 
-/// What it takes once what it has no more use for went back.
+/// Memory after the allocator has returned unused pages.
 async fn settled(gate: &Running) -> f64 {
     let mut last = f64::INFINITY;
     loop {
@@ -286,7 +286,7 @@ async fn settled(gate: &Running) -> f64 {
     }
 }
 
-/// What an idle gate takes, and what each connection adds that lies about after a request.
+/// Memory of an idle gate, and of each connection that is idle after a request.
 async fn memory(gate: &Running, way: &Way) {
     let before = settled(gate).await;
     let mut lines = Vec::new();
@@ -347,7 +347,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Prints a case. Ratios are to the first.
+/// Prints a case. Ratios are relative to the first contender.
 fn show(title: &str, unit: &str, rows: &[Row]) {
     println!("\n{title}");
     println!(

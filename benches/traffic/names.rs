@@ -1,4 +1,4 @@
-//! Queries over UDP, in a closed loop.
+//! DNS queries over UDP, in a closed loop.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use crate::load::{CLIENTS, Figures, figures};
 use crate::places::{NAMES, name};
 
-/// A datagram that is not answered in this time is lost, and asked again.
+/// A query without an answer in this time is lost, and sent again.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Asks for the same names over and over.
+/// Queries the same names repeatedly.
 pub async fn ask(at: SocketAddr, time: Duration) -> Figures {
     let begun = Instant::now();
     let mut clients = JoinSet::new();

@@ -1,4 +1,4 @@
-//! Those who take part: an origin, the gate, and its peers, each a process of its own.
+//! The processes under test: an origin, the gate and its peers.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// The origin's name behind the gate. Mitmproxy asks the system's resolver, and is given
-/// the other one.
+/// The origin's name behind the gate. mitmproxy uses the system's resolver, and gets
+/// the other name.
 pub const ORIGIN: &str = "origin.example";
 pub const LOCAL: &str = "localhost";
 
-/// Names that are looked up: so many first ones of the allowlist.
+/// Names that are queried: the first ones of the allowlist.
 pub const NAMES: usize = 100;
 
 const ALLOWED: usize = 10_000;
@@ -35,7 +35,7 @@ impl Running {
         Self { child, name }
     }
 
-    /// Waits until somebody listens there.
+    /// Waits until a process listens on the address.
     fn listening(mut self, at: SocketAddr) -> Self {
         let begun = Instant::now();
         while TcpStream::connect(at).is_err() {
@@ -56,7 +56,7 @@ impl Running {
         number.unwrap().parse().unwrap()
     }
 
-    /// Processor time it and its children took so far, in microseconds.
+    /// Processor time of the process and its children so far, in microseconds.
     pub fn processor(&self) -> f64 {
         let id = self.child.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
@@ -77,13 +77,13 @@ fn processor_of(id: u32) -> f64 {
     let after = stat.rsplit(") ").next().unwrap();
     let mut fields = after.split(' ').skip(11);
     let mut ticks = || fields.next().unwrap().parse::<f64>().unwrap();
-    // A tick is a hundredth of a second on every Linux that we know.
+    // A tick is a hundredth of a second on all common Linux systems.
     (ticks() + ticks()) * 1e4
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Asked to, it takes its own children along.
+        // On SIGTERM the process ends its own children.
         let pid = self.child.id().to_string();
         let asked = Command::new("kill").arg(pid).status();
         if !asked.is_ok_and(|status| status.success()) {
@@ -93,16 +93,16 @@ impl Drop for Running {
     }
 }
 
-/// An address of the loopback that nobody listens at.
+/// A free address on the loopback.
 pub fn free() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
-    // Names are asked for over both transports.
+    // Names are queried over both transports.
     drop(UdpSocket::bind(at).unwrap());
     at
 }
 
-/// Nginx, with TLS and two files. Writes its root to `root.pem`.
+/// nginx with TLS and two files. Writes its root to `root.pem`.
 pub fn origin(dir: &Path, at: SocketAddr) -> Running {
     certify(dir);
     let files = dir.join("files");
@@ -118,8 +118,8 @@ pub fn origin(dir: &Path, at: SocketAddr) -> Running {
     )
 }
 
-/// Nginx as a reverse proxy that ends TLS on both sides, keeps its connections to the origin and
-/// verifies the origin's certificate: what a proxy of this kind can do here.
+/// nginx as a reverse proxy that terminates TLS on both sides, keeps its connections to the origin
+/// and verifies the origin's certificate: a baseline for proxies of this kind.
 pub fn reverse_proxy(dir: &Path, at: SocketAddr, origin: SocketAddr) -> Running {
     let upstream = format!(
         "upstream origin {{ server {origin}; keepalive 64; keepalive_requests 1000000000; }}"
@@ -136,7 +136,7 @@ pub fn reverse_proxy(dir: &Path, at: SocketAddr, origin: SocketAddr) -> Running 
     nginx(dir, "proxy", at, &location, &upstream)
 }
 
-/// Starts nginx with one TLS server of that content.
+/// Starts nginx with one TLS server of that configuration.
 fn nginx(dir: &Path, name: &str, at: SocketAddr, server: &str, upstream: &str) -> Running {
     let config = dir.join(format!("{name}.conf"));
     let temp = dir.join(name);
@@ -177,14 +177,14 @@ fn certify(dir: &Path) {
     fs::write(dir.join("origin.key"), key.serialize_pem()).unwrap();
 }
 
-/// The gate, with everything on: whoever asks is known by its address.
+/// The gate with all checks on. The client is identified by its address.
 pub struct Gate {
     pub process: Running,
-    /// Its root.
+    /// The root certificate of the gate.
     pub root: String,
 }
 
-/// Where the gate's parts listen and lead.
+/// The addresses of the gate's listeners and upstreams.
 pub struct Addresses {
     pub origin: SocketAddr,
     pub proxy: SocketAddr,
@@ -249,7 +249,7 @@ logging: {{level: warn}}
             .args(["--repo", "o/r", "--trusts-ca"])
             .stdout(Stdio::null())
             .status();
-        assert!(added.unwrap().success(), "nobody was registered");
+        assert!(added.unwrap().success(), "the registration failed");
         let root = fs::read_to_string(dir.join("state/ca.pem")).unwrap();
         Self { process, root }
     }
@@ -260,7 +260,7 @@ pub fn name(number: usize) -> String {
     format!("h{number:05}.example")
 }
 
-/// Mitmproxy as a plain proxy, and its root.
+/// mitmproxy as a forward proxy, and its root.
 pub fn mitmproxy(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String) {
     let process = Running::start(
         "mitmdump",
@@ -276,7 +276,7 @@ pub fn mitmproxy(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String)
     (process, root)
 }
 
-/// A proxy that decrypts and decides nothing, and its root.
+/// A proxy that decrypts and makes no decisions, and its root.
 pub fn noop(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String) {
     let mut root = CertificateParams::default();
     root.distinguished_name.push(DnType::CommonName, "noop");
@@ -295,7 +295,7 @@ pub fn noop(binary: &Path, dir: &Path, at: SocketAddr) -> (Running, String) {
     (process.listening(at), root)
 }
 
-/// Dnsmasq: it knows every name itself, or asks `upstream` and remembers.
+/// dnsmasq: it knows every name itself, or caches the answers of `upstream`.
 pub fn dnsmasq(at: SocketAddr, upstream: Option<SocketAddr>) -> Running {
     let mut command = Command::new("dnsmasq");
     command

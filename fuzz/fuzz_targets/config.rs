@@ -1,4 +1,4 @@
-//! Every kind of file that an operator or a repository has.
+//! Fuzzes the parsers of operator and repository files.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| config::exercise(bytes));

@@ -1,4 +1,4 @@
-//! Queries, answers of an upstream, and queries on a stream.
+//! Fuzzes DNS queries, upstream answers, and queries over TCP.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| egress::dns::exercise(bytes));

@@ -1,4 +1,4 @@
-//! The guard below the HTTP/1 library.
+//! Fuzzes the strict HTTP/1 framing check below hyper.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| egress::framing::exercise(bytes));

@@ -1,4 +1,4 @@
-//! Bodies of GraphQL requests, as the rules for GitHub read them.
+//! Fuzzes the GraphQL bodies that the GitHub rules parse.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| policy::github::exercise(bytes));

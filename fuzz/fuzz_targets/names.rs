@@ -1,4 +1,4 @@
-//! Host names, authorities and paths, one in a line, normalised.
+//! Fuzzes the normalisation of host names, authorities and paths, one per line.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! A pack, whole and in pieces: its end must be found at the same byte.
+//! Fuzzes the end of a pack: found at the same byte whole and in pieces.
 #![no_main]
 
 use egress::git_protocol::pack_end::exercise;

@@ -1,4 +1,4 @@
-//! A push, whole and in pieces: both must be read the same.
+//! Fuzzes the push parser: the same result whole and in pieces.
 #![no_main]
 
 use egress::git_protocol::push::exercise;

@@ -1,4 +1,4 @@
-//! A tool's message, changed in every way a policy can want.
+//! Fuzzes redactions of tool messages.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! JSON-RPC messages on their way through the bridge.
+//! Fuzzes the JSON-RPC messages of the bridge.
 #![no_main]
 
 use mcp::relay::set_meta;
@@ -9,12 +9,12 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         return;
     };
     assert_eq!(message.text().as_bytes(), bytes);
-    // There and back again, with every byte where it was.
+    // A round trip keeps every byte.
     if let Some(id) = message.id() {
         let there = Message::read(message.with_id("42")).expect("another id is a message");
         assert_eq!(there.with_id(id).as_bytes(), bytes);
     }
-    // A line is one line, and the same message.
+    // A message is one line that parses to the same message.
     let line = line(message.text());
     assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
     let again = Message::read_bytes(line).expect("a line is a message");

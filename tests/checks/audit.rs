@@ -70,7 +70,7 @@ impl Audit {
     /// The first records after a sequence number.
     fn page(&self, after: u64) -> Vec<Value> {
         let path = format!("/v1/audit?after={after}&limit=1000");
-        let answer = http::ask(&self.control, "GET", &path, b"").unwrap();
+        let answer = http::send(&self.control, "GET", &path, b"").unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["records"].as_array().unwrap().clone()
     }

@@ -4,8 +4,8 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 
-use testkit::http::{self, Answer};
-use testkit::inside::{self, Inside};
+use testkit::http::{self, HttpResponse};
+use testkit::inside::{self, NetNamespace};
 use testkit::wait;
 use tokio::net::TcpSocket;
 
@@ -21,7 +21,7 @@ pub(crate) enum Client {
     /// From this address to this proxy, in a tunnel, with TLS.
     Tunnel(Ipv4Addr, SocketAddr),
     /// To the transparent listeners of a sandbox, with TLS.
-    Sandbox(Inside),
+    Sandbox(NetNamespace),
 }
 
 impl Client {
@@ -62,23 +62,23 @@ impl Client {
 
     /// Sends one request on a connection of its own.
     #[track_caller]
-    pub(crate) fn get(&self, authority: &str, path: &str) -> Answer {
+    pub(crate) fn get(&self, authority: &str, path: &str) -> HttpResponse {
         self.open(authority).get(path, "")
     }
 
     /// Sends a request through TLS that nothing between here and the host ends; none where the
     /// gate closes the connection instead.
-    pub(crate) fn get_unread(&self, authority: &str) -> Option<Answer> {
+    pub(crate) fn get_unread(&self, authority: &str) -> Option<HttpResponse> {
         get_unread_on(self.connect(authority), authority)
     }
 }
 
 /// The same on a connection that is open.
-pub(crate) fn get_unread_on(stream: TcpStream, authority: &str) -> Option<Answer> {
+pub(crate) fn get_unread_on(stream: TcpStream, authority: &str) -> Option<HttpResponse> {
     let mut tls = begin_tls(stream, authority);
     let head = format!("GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
     tls.write_all(head.as_bytes()).ok()?;
-    http::read_answer(tls).ok()
+    http::read_response(tls).ok()
 }
 
 /// A connection for requests to one host.
@@ -92,7 +92,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Sends a request with more headers, each with its line end, and reads the answer.
     #[track_caller]
-    pub(crate) fn get(&mut self, path: &str, headers: &str) -> Answer {
+    pub(crate) fn get(&mut self, path: &str, headers: &str) -> HttpResponse {
         self.begin("GET", path, headers).unwrap();
         self.read().unwrap()
     }
@@ -113,13 +113,13 @@ impl Connection {
     }
 
     /// Reads one answer.
-    pub(crate) fn read(&mut self) -> io::Result<Answer> {
-        http::read_answer(&mut self.stream)
+    pub(crate) fn read(&mut self) -> io::Result<HttpResponse> {
+        http::read_response(&mut self.stream)
     }
 }
 
 /// Asks for a tunnel, and reads the head of the answer.
-pub(crate) fn open_tunnel(stream: &mut TcpStream, authority: &str) -> Answer {
+pub(crate) fn open_tunnel(stream: &mut TcpStream, authority: &str) -> HttpResponse {
     let head = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     stream.write_all(head.as_bytes()).unwrap();
     http::read_head(stream).unwrap()
@@ -174,7 +174,7 @@ impl NameClient {
     }
 
     /// A sandbox.
-    pub(crate) fn inside(inside: &Inside) -> Self {
+    pub(crate) fn inside(inside: &NetNamespace) -> Self {
         let to = SocketAddr::from(([192, 0, 0, 1], 53));
         let datagrams = inside.within(|| {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;

@@ -1,13 +1,13 @@
 //! A tunnel that a client asks the proxy for. The client of the fixture does not trust the gate's
 //! certificates, and could not read a refusal inside the tunnel.
 
-use testkit::http::Answer;
+use testkit::http::HttpResponse;
 
 use crate::client::open_tunnel;
 use crate::network::Network;
 
 /// Asks for a tunnel.
-fn open(network: &Network, authority: &str) -> Answer {
+fn open(network: &Network, authority: &str) -> HttpResponse {
     network.audit.mark();
     open_tunnel(&mut network.client().connect_to_gate(443), authority)
 }

@@ -10,14 +10,14 @@
 )]
 
 mod audit;
-#[path = "../traffic/bench.rs"]
-#[expect(dead_code, reason = "a fixture of other tests, which use more of it")]
-mod bench;
 #[path = "../mcp/bridge.rs"]
 #[expect(dead_code, reason = "a fixture of other tests, which use more of it")]
 mod bridge;
 mod client;
 mod connect;
+#[path = "../git/git_fixture.rs"]
+#[expect(dead_code, reason = "a fixture of other tests, which use more of it")]
+mod git_fixture;
 mod mirror;
 mod name;
 mod network;
@@ -27,9 +27,9 @@ mod push;
 mod repository;
 mod request;
 mod tool;
-#[path = "../git/yard.rs"]
+#[path = "../traffic/traffic_fixture.rs"]
 #[expect(dead_code, reason = "a fixture of other tests, which use more of it")]
-mod yard;
+mod traffic_fixture;
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};

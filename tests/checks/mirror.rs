@@ -35,10 +35,10 @@ fn denies(
     (reason, rule, printed): (&str, &str, &str),
     fields: &[(&str, &str)],
 ) {
-    let before = repository.yard.forge.asked().len();
+    let before = repository.yard.forge.requests().len();
     failed(&list(repository, mirror), printed);
     repository.audit.denied(reason, rule, fields);
-    let after = repository.yard.forge.asked().len();
+    let after = repository.yard.forge.requests().len();
     assert_eq!(after, before, "requests at the forge");
 }
 

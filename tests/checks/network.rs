@@ -3,15 +3,15 @@
 use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
-use testkit::http::{self, Answer};
-use testkit::inside::Inside;
-use testkit::origin::{Origin, Received, Reply};
+use testkit::http::{self, HttpResponse};
+use testkit::inside::NetNamespace;
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::resolver::{self, RecordData, Resolver, record};
 
 use crate::audit::Audit;
-use crate::bench::{Bench, may_enter, text};
 use crate::client::{Client, NameClient};
+use crate::traffic_fixture::{TrafficFixture, may_enter, text};
 
 /// The rules, with a host for each check. `{…}` are filled in by [`Network::start`].
 const CONFIG: &str = r#"version: "1.0"
@@ -121,15 +121,15 @@ pub(crate) enum ClientKind {
 
 /// See the module.
 pub(crate) struct Network {
-    pub(crate) bench: Bench,
+    pub(crate) bench: TrafficFixture,
     pub(crate) audit: Audit,
     pub(crate) proxy: Port,
     names: Port,
-    plain: Origin,
-    tls: Origin,
+    plain: OriginServer,
+    tls: OriginServer,
     client: ClientKind,
     /// The network of the sandbox.
-    inside: Option<Inside>,
+    inside: Option<NetNamespace>,
     /// The id of the sandbox or the container.
     id: String,
     _resolver: Resolver,
@@ -148,10 +148,10 @@ impl Network {
         if client == ClientKind::Sandbox && !may_enter() {
             return None;
         }
-        let bench = Bench::new();
-        let answer = |request: &Received| match request.path() {
-            "/fail" => Reply::status(502),
-            _ => Reply::text("{}"),
+        let bench = TrafficFixture::new();
+        let answer = |request: &OriginRequest| match request.path() {
+            "/fail" => OriginReply::status(502),
+            _ => OriginReply::text("{}"),
         };
         let tls = bench.https_one(
             &[
@@ -166,7 +166,7 @@ impl Network {
             ],
             answer,
         );
-        let plain = Origin::http(answer);
+        let plain = OriginServer::http(answer);
         let resolver = Resolver::start();
         for name in ["private.example", "public.example"] {
             tell(&resolver, name, Ipv4Addr::LOCALHOST);
@@ -182,7 +182,7 @@ impl Network {
             tell(&resolver, name, Ipv4Addr::new(203, 0, 113, 7));
         }
         let (proxy, names, closed) = (Port::take(), Port::take(), Port::take());
-        let root = bench.place.path();
+        let root = bench.gate_dir.path();
         std::fs::create_dir(root.join("authz")).unwrap();
         std::fs::write(root.join("authz/policy.rego"), BUNDLE).unwrap();
         std::fs::write(root.join("policy.yaml"), POLICY).unwrap();
@@ -196,10 +196,10 @@ impl Network {
             .replace("{closed}", &closed.address().to_string())
             .replace("{resolver}", &resolver.address().to_string())
             .replace("{dns}", dns);
-        bench.place.write_config(&config);
+        bench.gate_dir.write_config(&config);
         bench.ok(&["gate", "start"]);
         let mut network = Self {
-            audit: Audit::new(bench.place.control()),
+            audit: Audit::new(bench.gate_dir.control()),
             bench,
             proxy,
             names,
@@ -222,7 +222,7 @@ impl Network {
     fn create_sandbox(&mut self) {
         let args = ["create", "box", "--no-repo", "--repo", "acme/app"];
         self.id = text(&self.bench.json(&args)["id"]);
-        self.inside = Some(Inside::of(&self.bench.place, &self.id));
+        self.inside = Some(NetNamespace::of(&self.bench.gate_dir, &self.id));
     }
 
     fn register(&self) {
@@ -264,8 +264,8 @@ impl Network {
             Value::Null => String::new(),
             body => body.to_string(),
         };
-        let control = self.bench.place.control();
-        let answer = http::ask(&control, method, path, body.as_bytes()).unwrap();
+        let control = self.bench.gate_dir.control();
+        let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
@@ -280,7 +280,7 @@ impl Network {
 
     /// A request that must reach the host and be answered by it.
     #[track_caller]
-    pub(crate) fn allows(&self, host: &str, send: impl FnOnce() -> Answer) -> Value {
+    pub(crate) fn allows(&self, host: &str, send: impl FnOnce() -> HttpResponse) -> Value {
         self.audit.mark();
         let before = self.requests();
         let answer = send();
@@ -295,7 +295,7 @@ impl Network {
         &self,
         host: &str,
         (status, reason, rule): (u16, &str, &str),
-        send: impl FnOnce() -> Answer,
+        send: impl FnOnce() -> HttpResponse,
     ) {
         self.audit.mark();
         let before = self.requests();
@@ -308,7 +308,7 @@ impl Network {
 
     /// A TLS connection that must reach the host unread.
     #[track_caller]
-    pub(crate) fn allows_unread(&self, host: &str, send: impl FnOnce() -> Option<Answer>) {
+    pub(crate) fn allows_unread(&self, host: &str, send: impl FnOnce() -> Option<HttpResponse>) {
         let record = self.allows(host, || send().expect("an answer of the host"));
         assert_eq!(record["unread"], true, "{record}");
     }
@@ -319,7 +319,7 @@ impl Network {
         &self,
         host: &str,
         (reason, rule): (&str, &str),
-        send: impl FnOnce() -> Option<Answer>,
+        send: impl FnOnce() -> Option<HttpResponse>,
     ) {
         self.audit.mark();
         let before = self.tls.connections();
@@ -337,14 +337,14 @@ impl Network {
 
 /// The refusal that the client reads must name the request of the record.
 #[track_caller]
-pub(crate) fn names_record(answer: &Answer, record: &Value) {
+pub(crate) fn names_record(answer: &HttpResponse, record: &Value) {
     let (refusal, id) = (answer.text(), text(&record["request_id"]));
     assert!(refusal.contains(&id), "no '{id}' in: {refusal}");
 }
 
 fn tell(resolver: &Resolver, name: &str, address: Ipv4Addr) {
-    let records = vec![record(name, Data::A(address))];
-    resolver.tell(name, 1, resolver::Reply::Records(records));
+    let records = vec![record(name, RecordData::A(address))];
+    resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
 }
 
 /// Names below `base` that look like data, one more than a sandbox may resolve.

@@ -6,15 +6,15 @@ use std::net::Ipv4Addr;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::wait;
 
 use crate::audit::Audit;
 use crate::client::{Client, Connection};
+use crate::git_fixture::{FixtureOptions, GitFixture};
 use crate::network::odd_names;
-use crate::yard::{Wish, Yard};
 
 /// The event of the gate's own requests.
 const ASKED: (&str, &str) = ("event", "asked_for_push");
@@ -41,7 +41,7 @@ decision := {"action": "block", "reason": "Not this path."} if {
 
 /// A gate in front of a forge, with a host for each check.
 pub(crate) struct OwnRequests {
-    yard: Yard,
+    yard: GitFixture,
     audit: Audit,
     /// The commit that is pushed, and its pack.
     commit: String,
@@ -58,12 +58,12 @@ impl OwnRequests {
         let (resolver, closed) = (Resolver::start(), Port::take());
         let odd = odd_names("forge.example").next().unwrap();
         for name in ["public.forge.example", "private.forge.example", &odd] {
-            let records = vec![record(name, Data::A(Ipv4Addr::LOCALHOST))];
-            resolver.tell(name, 1, resolver::Reply::Records(records));
+            let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
+            resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
         let bundle = tempfile::tempdir().unwrap();
         std::fs::write(bundle.path().join("policy.rego"), BUNDLE).unwrap();
-        let yard = Yard::with(Wish {
+        let yard = GitFixture::with(FixtureOptions {
             checked: true,
             policy: POLICY,
             top: &format!(
@@ -94,7 +94,7 @@ impl OwnRequests {
                  - {{host: {odd}, cidr: 127.0.0.1/32}}\n",
                 resolver.address()
             ),
-            ..Wish::default()
+            ..FixtureOptions::default()
         });
         let dir = yard.working_copy("work");
         yard.commit(&dir, "file", "work\n");
@@ -166,7 +166,7 @@ impl Container<'_> {
         // The gate takes ten writes of the registry a second.
         let answer = wait::until("a write of the registry", || {
             let body = body.to_string();
-            let answer = http::ask(&control, method, path, body.as_bytes()).unwrap();
+            let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
             (answer.status != 429).then_some(answer)
         });
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
@@ -224,15 +224,15 @@ struct HeldPush<'a> {
 
 impl HeldPush<'_> {
     /// Sends the body, and reads the answer to the push.
-    fn finish(mut self) -> Answer {
+    fn finish(mut self) -> HttpResponse {
         self.connection.write(&self.body).unwrap();
         self.connection.read().unwrap()
     }
 
-    /// Sends the body; the gate's own request must be refused. What becomes of the push is for its
+    /// Sends the body; the gate's own request must be refused. The outcome of the push is for its
     /// own checks: without the refs of upstream its objects are read alone.
     #[track_caller]
-    fn denies(self, authority: &str, reason: &str, rule: &str) -> Answer {
+    fn denies(self, authority: &str, reason: &str, rule: &str) -> HttpResponse {
         let OwnRequests { audit, yard, .. } = self.fixture;
         let before = asked(yard);
         let answer = self.finish();
@@ -243,8 +243,8 @@ impl HeldPush<'_> {
 }
 
 /// How many requests of the gate's own arrived at the forge.
-fn asked(yard: &Yard) -> usize {
-    let asked = yard.forge.asked().into_iter();
+fn asked(yard: &GitFixture) -> usize {
+    let asked = yard.forge.requests().into_iter();
     asked
         .filter(|one| one.target.ends_with("/git-upload-pack"))
         .count()
@@ -256,7 +256,7 @@ fn host(authority: &str) -> &str {
 
 /// What a push that passed is answered with.
 #[track_caller]
-fn passed(answer: &Answer) {
+fn passed(answer: &HttpResponse) {
     let text = answer.text();
     assert!(text.contains("ok refs/heads/"), "{answer:?} {text}");
 }

@@ -6,16 +6,16 @@ use std::process::Output;
 
 use serde_json::Value;
 use testkit::http;
-use testkit::inside::Inside;
-use testkit::resolver::{self, Data, Resolver, record};
-use testkit::said;
+use testkit::inside::NetNamespace;
+use testkit::output;
+use testkit::resolver::{self, RecordData, Resolver, record};
 
 use crate::audit::Audit;
-use crate::bench::may_enter;
 use crate::client::Client;
-use crate::yard::{Wish, Yard, told};
+use crate::git_fixture::{FixtureOptions, GitFixture, describe};
+use crate::traffic_fixture::may_enter;
 
-/// The address of the container that [`Yard`] registers.
+/// The address of the container that [`GitFixture`] registers.
 const CONTAINER: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 /// How a client reaches the repository.
@@ -31,11 +31,11 @@ pub(crate) enum Entry {
 
 /// See the module.
 pub(crate) struct Repository {
-    pub(crate) yard: Yard,
+    pub(crate) yard: GitFixture,
     pub(crate) audit: Audit,
     entry: Entry,
     /// The network of the sandbox.
-    inside: Option<Inside>,
+    inside: Option<NetNamespace>,
     /// The id of the sandbox or the container.
     id: String,
     _resolver: Resolver,
@@ -51,10 +51,10 @@ impl Repository {
         }
         let resolver = Resolver::start();
         for name in ["public.forge.example", "private.forge.example"] {
-            let records = vec![record(name, Data::A(Ipv4Addr::LOCALHOST))];
-            resolver.tell(name, 1, resolver::Reply::Records(records));
+            let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
+            resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
-        let yard = Yard::with(Wish {
+        let yard = GitFixture::with(FixtureOptions {
             checked: true,
             policy,
             git: "  protected: [ok/protected]\n  mirrors:\n    \
@@ -67,7 +67,7 @@ impl Repository {
                  [{{host: public.forge.example, cidr: 127.0.0.1/32}}]\n",
                 resolver.address()
             ),
-            ..Wish::default()
+            ..FixtureOptions::default()
         });
         let mut repository = Self {
             audit: Audit::new(yard.control_socket()),
@@ -87,7 +87,7 @@ impl Repository {
         let made = self.yard.ok(&["create", "box", "--no-repo", "--json"]);
         let made: Value = serde_json::from_str(&made).unwrap();
         self.id = made["id"].as_str().unwrap().to_owned();
-        self.inside = Some(Inside::of(&self.yard.place, &self.id));
+        self.inside = Some(NetNamespace::of(&self.yard.gate_dir, &self.id));
     }
 
     /// How clients reach the repository.
@@ -133,7 +133,7 @@ impl Repository {
     pub(crate) fn unregister(&self) {
         let path = format!("/internal/containers/{}", self.id);
         let control = self.yard.control_socket();
-        let answer = http::ask(&control, "DELETE", &path, b"").unwrap();
+        let answer = http::send(&control, "DELETE", &path, b"").unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 }
@@ -141,13 +141,13 @@ impl Repository {
 /// git must have succeeded.
 #[track_caller]
 pub(crate) fn succeeded(output: &Output) {
-    assert!(output.status.success(), "{}", told(output));
+    assert!(output.status.success(), "{}", describe(output));
 }
 
 /// git must have failed and printed this.
 #[track_caller]
 pub(crate) fn failed(output: &Output, printed: &str) {
-    assert!(!output.status.success(), "{}", told(output));
-    let error = said::err(output);
+    assert!(!output.status.success(), "{}", describe(output));
+    let error = output::stderr(output);
     assert!(error.contains(printed), "no '{printed}' in: {error}");
 }

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
 
 use crate::audit::Audit;
@@ -93,10 +93,14 @@ impl Tools {
                  - {id: questions, path: ./questions, entrypoint: mcp/elicitation}",
             );
         bridge.write();
-        let started = bridge.place.run(&["gate", "start"]);
-        assert!(started.status.success(), "{}", testkit::said::err(&started));
+        let started = bridge.gate_dir.run(&["gate", "start"]);
+        assert!(
+            started.status.success(),
+            "{}",
+            testkit::output::stderr(&started)
+        );
         let tools = Self {
-            audit: Audit::new(bridge.place.control()),
+            audit: Audit::new(bridge.gate_dir.control()),
             bridge,
             caller,
             proxy,
@@ -113,13 +117,13 @@ impl Tools {
     }
 
     fn control(&self, method: &str, path: &str, body: &str) {
-        let control = self.bridge.place.control();
-        let answer = http::ask(&control, method, path, body.as_bytes()).unwrap();
+        let control = self.bridge.gate_dir.control();
+        let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
     /// Calls a tool with more headers, and returns what comes back.
-    fn send(&self, tool: &str, arguments: &Value, headers: &[(&str, &str)]) -> Answer {
+    fn send(&self, tool: &str, arguments: &Value, headers: &[(&str, &str)]) -> HttpResponse {
         self.audit.mark();
         let params = json!({"name": tool, "arguments": arguments});
         let headers = [headers, &[("X-Agent-ID", AGENT)]].concat();
@@ -128,19 +132,19 @@ impl Tools {
             let session = session.expect("a session");
             let headers = [session.headers(), headers].concat();
             let body = request(1, "tools/call", &params);
-            return self.bridge.ask("POST", &session.path, &headers, &body);
+            return self.bridge.request("POST", &session.path, &headers, &body);
         }
         let (own, body) = stateless_request("tools/call", Some(tool), &params);
         let headers = [own, headers].concat();
         match self.caller {
             Caller::Session | Caller::Stateless => {
-                self.bridge.ask("POST", "/mcp/fixture", &headers, &body)
+                self.bridge.request("POST", "/mcp/fixture", &headers, &body)
             }
             Caller::Container => self.send_from_container(&headers, &body),
         }
     }
 
-    fn send_from_container(&self, headers: &[(&str, &str)], body: &str) -> Answer {
+    fn send_from_container(&self, headers: &[(&str, &str)], body: &str) -> HttpResponse {
         let client = Client::Proxy(CONTAINER, self.proxy.address());
         let mut lines = format!(
             "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\

@@ -1,26 +1,26 @@
-//! A gate in the background dies, and its watchdog restarts it. Issue 14, number 16.
+//! A background gate dies, and its watchdog restarts it. Issue 14, number 16.
 
 use std::collections::BTreeSet;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use testkit::gate::Place;
-use testkit::said::{err, out};
+use testkit::gate::GateDir;
+use testkit::output::{stderr, stdout};
 use testkit::{http, leftovers, wait};
 
 use crate::{Background, PALISADE};
 
-/// The process of a gate, asked for on its socket: no command is typed, so none starts a gate.
-fn answering(place: &Place) -> Option<i32> {
-    let answer = http::ask(&place.control(), "GET", "/v1/health", b"").ok()?;
+/// The process id of the gate that answers on the socket; no command runs that would start one.
+fn answering(gate_dir: &GateDir) -> Option<i32> {
+    let answer = http::send(&gate_dir.control(), "GET", "/v1/health", b"").ok()?;
     i32::try_from(answer.json()["pid"].as_i64()?).ok()
 }
 
 /// Waits for a gate other than `before`.
-fn next_gate(place: &Place, before: i32) -> i32 {
+fn next_gate(gate_dir: &GateDir, before: i32) -> i32 {
     wait::until("a gate that answers", || {
-        answering(place).filter(|pid| *pid != before)
+        answering(gate_dir).filter(|pid| *pid != before)
     })
 }
 
@@ -28,130 +28,136 @@ fn kill_9(pid: i32) {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
 }
 
-fn assert_no_process_left(place: &Place) {
-    let left: Vec<i32> = leftovers::processes(place).collect();
+fn assert_no_process_left(gate_dir: &GateDir) {
+    let left: Vec<i32> = leftovers::processes(gate_dir).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 fn a_killed_background_gate_is_restarted_without_a_command() {
-    let place = Place::new(PALISADE);
-    let _cleanup = Background(&place);
-    assert!(place.run(&["gate", "start"]).status.success());
-    let first = answering(&place).unwrap();
+    let gate_dir = GateDir::new(PALISADE);
+    let _cleanup = Background(&gate_dir);
+    assert!(gate_dir.run(&["gate", "start"]).status.success());
+    let first = answering(&gate_dir).unwrap();
     kill_9(first);
-    let second = next_gate(&place, first);
-    let status = out(&place.run(&["gate", "status"]));
+    let second = next_gate(&gate_dir, first);
+    let status = stdout(&gate_dir.run(&["gate", "status"]));
     assert!(status.contains(&format!("pid {second}")), "{status}");
     assert!(
         status.contains("restarted: after the gate died: killed by SIGKILL"),
         "{status}"
     );
-    assert!(out(&place.run(&["gate", "start"])).starts_with("gate already running"));
-    assert_eq!(out(&place.run(&["gate", "stop"])), "gate stopped\n");
-    assert_no_process_left(&place);
+    assert!(stdout(&gate_dir.run(&["gate", "start"])).starts_with("gate already running"));
+    assert_eq!(stdout(&gate_dir.run(&["gate", "stop"])), "gate stopped\n");
+    assert_no_process_left(&gate_dir);
 }
 
 #[test]
 fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
-    let place = Place::new(PALISADE);
-    let _cleanup = Background(&place);
-    assert!(place.run(&["gate", "start"]).status.success());
-    let watchdog = place.watchdog().unwrap();
-    let failure = place.state().join("gate.failed");
+    let gate_dir = GateDir::new(PALISADE);
+    let _cleanup = Background(&gate_dir);
+    assert!(gate_dir.run(&["gate", "start"]).status.success());
+    let watchdog = gate_dir.watchdog().unwrap();
+    let failure = gate_dir.state().join("gate.failed");
     let mut killed = BTreeSet::new();
     wait::until("the watchdog to give up", || {
-        if let Some(gate) = answering(&place).filter(|gate| killed.insert(*gate)) {
+        if let Some(gate) = answering(&gate_dir).filter(|gate| killed.insert(*gate)) {
             kill_9(gate);
         }
         failure.exists().then_some(())
     });
     assert!(killed.len() >= 5, "{killed:?}");
     wait::until("the end of the watchdog", || {
-        (!leftovers::processes(&place).any(|pid| pid == watchdog)).then_some(())
+        (!leftovers::processes(&gate_dir).any(|pid| pid == watchdog)).then_some(())
     });
-    assert_no_process_left(&place);
+    assert_no_process_left(&gate_dir);
     let why = "it died 5 times within 60 s";
     for command in [["gate", "status"].as_slice(), &["health"]] {
-        let output = place.run(command);
+        let output = gate_dir.run(command);
         assert_eq!(output.status.code(), Some(5), "{command:?}");
-        let said = err(&output);
+        let said = stderr(&output);
         assert!(
             said.contains(why) && said.contains("last cause: killed by SIGKILL"),
             "{said}"
         );
     }
-    let status = out(&place.run(&["gate", "status", "--json"]));
+    let status = stdout(&gate_dir.run(&["gate", "status", "--json"]));
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["running"], false);
     assert!(status["failure"].as_str().unwrap().contains(why));
-    assert!(out(&place.run(&["gate", "logs"])).contains(why));
+    assert!(stdout(&gate_dir.run(&["gate", "logs"])).contains(why));
 
     // A command that needs a gate starts it again.
-    let output = place.run(&["registry", "list"]);
-    assert!(output.status.success(), "{}", err(&output));
-    assert!(err(&output).contains(why), "{}", err(&output));
+    let output = gate_dir.run(&["registry", "list"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains(why), "{}", stderr(&output));
     assert!(!failure.exists());
-    assert!(answering(&place).is_some());
+    assert!(answering(&gate_dir).is_some());
 }
 
 #[test]
 fn a_background_gate_that_is_stopped_stays_stopped() {
-    let place = Place::new(PALISADE);
-    let _cleanup = Background(&place);
+    let gate_dir = GateDir::new(PALISADE);
+    let _cleanup = Background(&gate_dir);
     let started = || {
-        let output = place.run(&["gate", "start"]);
-        assert!(output.status.success(), "{}", err(&output));
-        answering(&place).unwrap()
+        let output = gate_dir.run(&["gate", "start"]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        answering(&gate_dir).unwrap()
     };
     // In the moment between a death and the restart.
     for _ in 0..3 {
         kill_9(started());
-        assert_eq!(out(&place.run(&["gate", "stop"])), "gate stopped\n");
-        assert_no_process_left(&place);
+        assert_eq!(stdout(&gate_dir.run(&["gate", "stop"])), "gate stopped\n");
+        assert_no_process_left(&gate_dir);
     }
     // By a signal to the gate, or to its watchdog.
     for whose in ["gate", "watchdog"] {
         let gate = started();
         let pid = match whose {
             "gate" => gate,
-            _ => place.watchdog().unwrap(),
+            _ => gate_dir.watchdog().unwrap(),
         };
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
         wait::until("the end of gate and watchdog", || {
-            leftovers::processes(&place).next().is_none().then_some(())
+            leftovers::processes(&gate_dir)
+                .next()
+                .is_none()
+                .then_some(())
         });
-        assert!(!place.control().exists(), "{whose}: it ended in order");
+        assert!(!gate_dir.control().exists(), "{whose}: it ended in order");
     }
-    // By a service manager, which signals both. It is no second signal: the end is in order.
-    for pid in [started(), place.watchdog().unwrap()] {
+    // By a service manager, which signals both processes. The gate must still stop in order.
+    for pid in [started(), gate_dir.watchdog().unwrap()] {
         kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
     }
     wait::until("the end of gate and watchdog", || {
-        leftovers::processes(&place).next().is_none().then_some(())
+        leftovers::processes(&gate_dir)
+            .next()
+            .is_none()
+            .then_some(())
     });
-    assert!(!place.control().exists(), "it ended in order");
-    // By force, when it does not answer.
+    assert!(!gate_dir.control().exists(), "it ended in order");
+    // By force, if the gate does not answer.
     kill(Pid::from_raw(started()), Signal::SIGSTOP).unwrap();
-    let output = place.run(&["gate", "stop", "--force"]);
-    assert!(output.status.success(), "{}", err(&output));
-    assert_no_process_left(&place);
-    assert!(!place.state().join("gate.failed").exists());
+    let output = gate_dir.run(&["gate", "stop", "--force"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_no_process_left(&gate_dir);
+    assert!(!gate_dir.state().join("gate.failed").exists());
 }
 
 #[test]
 fn a_gate_whose_watchdog_is_killed_runs_on() {
-    let place = Place::new(PALISADE);
-    let _cleanup = Background(&place);
-    assert!(place.run(&["gate", "start"]).status.success());
-    let gate = answering(&place).unwrap();
-    kill_9(place.watchdog().unwrap());
-    assert!(out(&place.run(&["gate", "start"])).starts_with("gate already running"));
-    assert_eq!(answering(&place), Some(gate));
-    assert!(place.run(&["gate", "restart"]).status.success());
-    let gate = next_gate(&place, gate);
+    let gate_dir = GateDir::new(PALISADE);
+    let _cleanup = Background(&gate_dir);
+    assert!(gate_dir.run(&["gate", "start"]).status.success());
+    let gate = answering(&gate_dir).unwrap();
+    kill_9(gate_dir.watchdog().unwrap());
+    assert!(stdout(&gate_dir.run(&["gate", "start"])).starts_with("gate already running"));
+    assert_eq!(answering(&gate_dir), Some(gate));
+    assert!(gate_dir.run(&["gate", "restart"]).status.success());
+    let gate = next_gate(&gate_dir, gate);
     kill_9(gate);
-    next_gate(&place, gate);
-    assert_eq!(out(&place.run(&["gate", "stop"])), "gate stopped\n");
-    assert_no_process_left(&place);
+    next_gate(&gate_dir, gate);
+    assert_eq!(stdout(&gate_dir.run(&["gate", "stop"])), "gate stopped\n");
+    assert_no_process_left(&gate_dir);
 }

@@ -6,12 +6,12 @@ use std::process::Output;
 
 use serde_json::Value;
 use testkit::corpus::Corpus;
-use testkit::said;
+use testkit::output;
 
-use crate::harbour::{Harbour, SECRET, Twist};
-use crate::yard::{FORGE, Wish, Yard};
+use crate::git_fixture::{FORGE, FixtureOptions, GitFixture};
+use crate::mirror_fixture::{MirrorFixture, MirrorOptions, SECRET};
 
-/// What is pushed: a name, what is done in the working copy first, and the refspecs.
+/// The pushes: a name, the preparation of the working copy, and the refspecs.
 const PUSHES: &[(&str, Work, &[&str])] = &[
     ("new branch", Work::File, &["HEAD:refs/heads/sandbox/one"]),
     (
@@ -50,7 +50,7 @@ const PUSHES: &[(&str, Work, &[&str])] = &[
         &["HEAD:refs/heads/sandbox/two", "HEAD:refs/heads/main"],
     ),
     (
-        "branch of somebody else",
+        "branch of another user",
         Work::File,
         &["HEAD:refs/heads/theirs"],
     ),
@@ -74,18 +74,18 @@ enum Work {
 }
 
 impl Work {
-    /// Commits it in `dir`, on top of what upstream's default branch has.
-    fn prepare(self, yard: &Yard, dir: &Path, case: &str) {
+    /// Commits in `dir`, on top of upstream's default branch.
+    fn prepare(self, git_fixture: &GitFixture, dir: &Path, case: &str) {
         let file = case.replace(' ', "-");
         match self {
             Work::None => {}
-            Work::File => yard.commit(dir, &format!("{file}.txt"), "work\n"),
+            Work::File => git_fixture.commit(dir, &format!("{file}.txt"), "work\n"),
             Work::Amend => {
-                yard.git_in(dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
+                git_fixture.git_in(dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
             }
-            Work::Workflow => yard.commit(dir, ".github/workflows/ci.yml", "on: push\n"),
-            Work::Secret => yard.commit(dir, "key.txt", &format!("{SECRET}\n")),
-            Work::Large => yard.commit(dir, "large.bin", &"0123456789abcdef".repeat(8192)),
+            Work::Workflow => git_fixture.commit(dir, ".github/workflows/ci.yml", "on: push\n"),
+            Work::Secret => git_fixture.commit(dir, "key.txt", &format!("{SECRET}\n")),
+            Work::Large => git_fixture.commit(dir, "large.bin", &"0123456789abcdef".repeat(8192)),
         }
     }
 }
@@ -96,8 +96,8 @@ fn outcome(output: &Output) -> String {
     } else {
         "failed"
     };
-    // What git prints of a refusal is written by the gate; ids are left out.
-    let printed = said::err(output);
+    // The gate writes the refusal that git prints; ids are left out.
+    let printed = output::stderr(output);
     let sentences = printed.lines().filter_map(|line| {
         let (_, sentence) = line.split_once("remote: palisade: ")?;
         let end = sentence.find("request ").unwrap_or(sentence.len());
@@ -109,30 +109,30 @@ fn outcome(output: &Output) -> String {
         .join("\n")
 }
 
-/// Pushes everything of [`PUSHES`] to `remote`.
-fn push_all(corpus: &mut Corpus, way: &str, yard: &Yard, dir: &Path, remote: &str) {
+/// Pushes every case of [`PUSHES`] to `remote`.
+fn push_all(corpus: &mut Corpus, way: &str, git_fixture: &GitFixture, dir: &Path, remote: &str) {
     for (at, (name, work, refspecs)) in PUSHES.iter().enumerate() {
-        // A sandbox has ten pushes at once; a gate that has just started has counted none.
+        // A sandbox may push ten times at once; a restarted gate has a full bucket.
         if at % 4 == 0 {
-            yard.rested();
+            git_fixture.rested();
         }
-        let start = yard.git_in(dir, &["rev-parse", "HEAD"]);
-        work.prepare(yard, dir, name);
+        let start = git_fixture.git_in(dir, &["rev-parse", "HEAD"]);
+        work.prepare(git_fixture, dir, name);
         corpus.case(&format!("{way}: {name}"), || {
-            outcome(&yard.try_git(dir, &[&["push", remote], *refspecs].concat()))
+            outcome(&git_fixture.try_git(dir, &[&["push", remote], *refspecs].concat()))
         });
         // Only work on the first branch builds on what was pushed before.
         if !refspecs.contains(&"HEAD:refs/heads/sandbox/one") && !matches!(work, Work::Amend) {
-            yard.git_in(dir, &["reset", "-q", "--hard", &start]);
+            git_fixture.git_in(dir, &["reset", "-q", "--hard", &start]);
         }
     }
 }
 
-/// A branch upstream that the sandbox did not make.
-fn theirs(yard: &Yard, dir: &Path) {
-    let upstream = yard.upstream("acme/app");
+/// An upstream branch that the sandbox did not create.
+fn theirs(git_fixture: &GitFixture, dir: &Path) {
+    let upstream = git_fixture.upstream("acme/app");
     let upstream = upstream.to_str().unwrap();
-    yard.git_in(dir, &["push", "-q", upstream, "HEAD:refs/heads/theirs"]);
+    git_fixture.git_in(dir, &["push", "-q", upstream, "HEAD:refs/heads/theirs"]);
 }
 
 #[test]
@@ -142,35 +142,35 @@ fn corpus_of_pushes_over_http() {
         ("bot", true, false),
         ("user, objects read", false, true),
     ] {
-        let yard = Yard::with(Wish {
+        let git_fixture = GitFixture::with(FixtureOptions {
             bot,
             checked,
             policy: "git: {push_limits: {warning_bytes: 32768, hard_limit_bytes: 65536}}\n",
-            ..Wish::default()
+            ..FixtureOptions::default()
         });
-        let dir = yard.working_copy("work");
-        theirs(&yard, &dir);
+        let dir = git_fixture.working_copy("work");
+        theirs(&git_fixture, &dir);
         let mut corpus = Corpus::open(
             &format!("push-{}", way.replace(", ", "-").replace(' ', "-")),
-            &yard.control_socket(),
+            &git_fixture.control_socket(),
         );
-        push_all(&mut corpus, way, &yard, &dir, "origin");
+        push_all(&mut corpus, way, &git_fixture, &dir, "origin");
         corpus.finish();
     }
 }
 
 #[test]
 fn corpus_of_pushes_with_a_bundle() {
-    let yard = Yard::with(Wish {
+    let git_fixture = GitFixture::with(FixtureOptions {
         top: "policies:\n  bundles:\n    - {id: mine, path: ./mine, entrypoint: git/push}\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    let mut corpus = Corpus::open("push-bundle", &yard.control_socket());
+    let dir = git_fixture.working_copy("work");
+    let mut corpus = Corpus::open("push-bundle", &git_fixture.control_socket());
     for branch in ["ok/one", "other/one", "main"] {
-        yard.commit(&dir, &format!("{}.txt", branch.replace('/', "-")), "work\n");
+        git_fixture.commit(&dir, &format!("{}.txt", branch.replace('/', "-")), "work\n");
         corpus.case(&format!("bundle: {branch}"), || {
-            outcome(&yard.try_git(
+            outcome(&git_fixture.try_git(
                 &dir,
                 &["push", "origin", &format!("HEAD:refs/heads/{branch}")],
             ))
@@ -181,13 +181,13 @@ fn corpus_of_pushes_with_a_bundle() {
 
 #[test]
 fn corpus_of_fetches_over_http() {
-    let mut yard = Yard::new();
-    yard.working_copy("work");
-    yard.bare("acme/other", &[]);
-    let mut corpus = Corpus::open("fetch", &yard.control_socket());
+    let mut git_fixture = GitFixture::new();
+    git_fixture.working_copy("work");
+    git_fixture.bare("acme/other", &[]);
+    let mut corpus = Corpus::open("fetch", &git_fixture.control_socket());
     for version in [0, 1, 2] {
-        let git = crate::yard::gits()[0];
-        let yard = yard.speaking(git, version);
+        let git = crate::git_fixture::gits()[0];
+        let git_fixture = git_fixture.speaking(git, version);
         for (name, url) in [
             ("own repository", format!("{FORGE}/acme/app")),
             (
@@ -208,13 +208,13 @@ fn corpus_of_fetches_over_http() {
             ),
         ] {
             corpus.case(&format!("version {version}: ls-remote of {name}"), || {
-                outcome(&yard.try_git(&yard.path(""), &["ls-remote", &url]))
+                outcome(&git_fixture.try_git(&git_fixture.path(""), &["ls-remote", &url]))
             });
         }
         corpus.case(&format!("version {version}: clone"), || {
             let url = format!("{FORGE}/acme/app");
             let name = format!("clone-{version}");
-            outcome(&yard.try_git(&yard.path(""), &["clone", "-q", &url, &name]))
+            outcome(&git_fixture.try_git(&git_fixture.path(""), &["clone", "-q", &url, &name]))
         });
     }
     corpus.finish();
@@ -222,33 +222,36 @@ fn corpus_of_fetches_over_http() {
 
 #[test]
 fn corpus_of_mirrors() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let yard = &harbour.yard;
-    let mut corpus = Corpus::open("mirrors", &yard.control_socket());
-    for url in [crate::harbour::APP, "http://palisade.internal/git/nothing"] {
+    let git_fixture = &fixture.git_fixture;
+    let mut corpus = Corpus::open("mirrors", &git_fixture.control_socket());
+    for url in [
+        crate::mirror_fixture::APP,
+        "http://palisade.internal/git/nothing",
+    ] {
         corpus.case(&format!("http: ls-remote {url}"), || {
-            outcome(&yard.try_git(&yard.path(""), &["ls-remote", url]))
+            outcome(&git_fixture.try_git(&git_fixture.path(""), &["ls-remote", url]))
         });
     }
-    let dir = harbour.clone_as("work");
+    let dir = fixture.clone_as("work");
     corpus.case("http: fetch", || {
-        outcome(&yard.try_git(&dir, &["fetch", "-q"]))
+        outcome(&git_fixture.try_git(&dir, &["fetch", "-q"]))
     });
-    push_all(&mut corpus, "http", yard, &dir, "origin");
+    push_all(&mut corpus, "http", git_fixture, &dir, "origin");
     corpus.finish();
 }
 
 #[test]
 fn corpus_of_mirrors_over_the_git_protocol() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let yard = &harbour.yard;
-    yard.ok(&["create", "inside", "--no-repo"]);
+    let git_fixture = &fixture.git_fixture;
+    git_fixture.ok(&["create", "inside", "--no-repo"]);
     let run = |script: &str| {
         let script = format!(
             "cd ~; git() {{ command git -c user.name=A -c user.email=a@example.com \"$@\"; }}; {script}"
@@ -256,9 +259,9 @@ fn corpus_of_mirrors_over_the_git_protocol() {
         let args = [
             "exec", "inside", "--", "timeout", "90", "bash", "-c", &script,
         ];
-        yard.operator(&args)
+        git_fixture.operator(&args)
     };
-    let mut corpus = Corpus::open("mirrors-git-protocol", &yard.control_socket());
+    let mut corpus = Corpus::open("mirrors-git-protocol", &git_fixture.control_socket());
     for (name, script) in [
         ("ls-remote", "git ls-remote git://palisade.internal/app"),
         (
@@ -292,26 +295,26 @@ fn corpus_of_mirrors_over_the_git_protocol() {
         });
     }
     corpus.finish();
-    yard.ok(&["delete", "inside", "--force"]);
+    git_fixture.ok(&["delete", "inside", "--force"]);
 }
 
 #[test]
 fn corpus_of_git_check() {
-    let yard = Yard::with(Wish {
+    let git_fixture = GitFixture::with(FixtureOptions {
         checked: true,
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    let mut corpus = Corpus::open("git-check", &yard.control_socket());
+    let dir = git_fixture.working_copy("work");
+    let mut corpus = Corpus::open("git-check", &git_fixture.control_socket());
     for mode in ["user", "bot"] {
         for (name, work, refspecs) in PUSHES {
             let Some(target) = refspecs.iter().find_map(|spec| spec.strip_prefix("HEAD:")) else {
                 continue;
             };
-            let start = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-            work.prepare(&yard, &dir, name);
+            let start = git_fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+            work.prepare(&git_fixture, &dir, name);
             corpus.case(&format!("{mode}: {name}"), || {
-                let output = yard.operator_in(
+                let output = git_fixture.operator_in(
                     &dir,
                     &[
                         "git",
@@ -327,7 +330,8 @@ fn corpus_of_git_check() {
                         "--json",
                     ],
                 );
-                let answer: Value = serde_json::from_str(&said::out(&output)).unwrap_or_default();
+                let answer: Value =
+                    serde_json::from_str(&output::stdout(&output)).unwrap_or_default();
                 let code = output.status.code().unwrap_or(-1);
                 let mut seen = vec![format!("exit {code}")];
                 let whole = answer["denials"].as_array().into_iter().flatten();
@@ -338,7 +342,7 @@ fn corpus_of_git_check() {
                 }
                 seen.join("\n")
             });
-            yard.git_in(&dir, &["reset", "-q", "--hard", &start]);
+            git_fixture.git_in(&dir, &["reset", "-q", "--hard", &start]);
         }
     }
     corpus.finish();

@@ -1,32 +1,32 @@
-//! Mirrors over git's own protocol, from inside a sandbox.
+//! Mirrors over the git protocol, from inside a sandbox.
 
 use std::fmt::Write as _;
 use std::process::Output;
 
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::harbour::{Harbour, SECRET, Twist};
-use crate::yard::{gits, told};
+use crate::git_fixture::{describe, gits};
+use crate::mirror_fixture::{MirrorFixture, MirrorOptions, SECRET};
 
-/// The mirror, as the sandbox has it.
+/// The URL of the mirror inside the sandbox.
 const APP: &str = "git://palisade.internal/app";
 
-/// What git inside is told beside its arguments.
+/// Options of git inside the sandbox.
 const SETTINGS: &str = "-c user.name=Agent -c user.email=agent@example.com \
                         -c init.defaultBranch=main -c gc.auto=0";
 
 /// A sandbox with a mirror.
 struct Inside {
-    harbour: Harbour,
+    fixture: MirrorFixture,
     git: String,
 }
 
 impl Inside {
-    fn new(twist: &Twist) -> Self {
-        let harbour = Harbour::new(twist);
-        harbour.yard.ok(&["create", "inside", "--no-repo"]);
+    fn new(options: &MirrorOptions) -> Self {
+        let fixture = MirrorFixture::new(options);
+        fixture.git_fixture.ok(&["create", "inside", "--no-repo"]);
         Self {
-            harbour,
+            fixture,
             git: format!("{} {SETTINGS}", gits()[0]),
         }
     }
@@ -35,53 +35,53 @@ impl Inside {
         self.git = format!("{git} {SETTINGS} -c protocol.version={version}");
     }
 
-    /// Lines of shell, whatever comes of them. `$git` is git.
+    /// Runs shell lines, which may fail. `$git` is git.
     fn run(&self, lines: &str) -> Output {
         let script = format!("set -e; cd ~; git='{}'; {lines}", self.git);
         let args = ["exec", "inside", "--", "timeout", "90", "bash", "-c"];
-        self.harbour
-            .yard
+        self.fixture
+            .git_fixture
             .operator(&[&args[..], &[&script]].concat())
     }
 
-    /// The same; they must go well.
+    /// Runs shell lines, which must succeed.
     #[track_caller]
     fn ok(&self, lines: &str) -> String {
         let output = self.run(lines);
-        assert!(output.status.success(), "{lines}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(output.status.success(), "{lines}: {}", describe(&output));
+        output::stdout(&output).trim_end().to_owned()
     }
 
-    /// They must fail, and say so in our words; upstream stays as it is.
+    /// Runs shell lines that must fail with this sentence; upstream must not change.
     #[track_caller]
     fn refused(&self, lines: &str, sentence: &str) -> String {
-        let before = self.harbour.refs();
+        let before = self.fixture.refs();
         let output = self.run(lines);
-        assert!(!output.status.success(), "{lines}: {}", told(&output));
+        assert!(!output.status.success(), "{lines}: {}", describe(&output));
         assert_ne!(output.status.code(), Some(124), "it hung");
-        let said = said::err(&output);
+        let said = output::stderr(&output);
         assert!(said.contains(sentence), "no '{sentence}' in: {said}");
-        assert_eq!(self.harbour.refs(), before);
+        assert_eq!(self.fixture.refs(), before);
         said
     }
 
-    /// What is answered to these bytes, up to the end of the connection.
+    /// The response to these bytes, up to the end of the connection.
     fn speak(&self, bytes: &[u8]) -> String {
         let mut octal = String::new();
         for byte in bytes {
             let _ = write!(octal, "\\{byte:03o}");
         }
-        // Any address is the gate's.
+        // Any address is the gate's listener.
         let dialled = "exec 3<>/dev/tcp/192.0.2.7/9418";
         let output = self.run(&format!("{dialled}; printf '{octal}' >&3; cat <&3"));
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", describe(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     #[track_caller]
     fn recorded(&self, operation: &str, verdict: &str) -> serde_json::Value {
         wait::until("a record", || {
-            let mut records = self.harbour.yard.records().into_iter();
+            let mut records = self.fixture.git_fixture.records().into_iter();
             records.find(|one| one["operation"] == operation && one["verdict"] == verdict)
         })
     }
@@ -89,7 +89,10 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        let _ = self.harbour.yard.operator(&["delete", "inside", "--force"]);
+        let _ = self
+            .fixture
+            .git_fixture
+            .operator(&["delete", "inside", "--force"]);
     }
 }
 
@@ -99,7 +102,7 @@ fn pkt(data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
-    let mut inside = Inside::new(&Twist::default());
+    let mut inside = Inside::new(&MirrorOptions::default());
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
             inside.speaking(git, version);
@@ -114,11 +117,11 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
                  $git push -q origin HEAD:refs/heads/branch-{name}
                  $git ls-remote -q origin refs/heads/branch-{name} | cut -f1"
             ));
-            let refs = inside.harbour.refs();
+            let refs = inside.fixture.refs();
             assert!(refs.contains(&format!("refs/heads/branch-{name} {made}")));
             assert!(refs.contains(&format!("refs/tags/v-{name}")), "{refs}");
             let there = format!("there-{name}");
-            let there = inside.harbour.out_of_band(&there, "refs/heads/trunk");
+            let there = inside.fixture.out_of_band(&there, "refs/heads/trunk");
             let seen = inside.ok(&format!(
                 "cd work-{name}; $git fetch -q origin; $git rev-parse origin/trunk"
             ));
@@ -149,19 +152,19 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
             .starts_with("refs/heads/branch-")
     );
     assert!(record["bytes_in"].as_u64().unwrap() > 100, "{record}");
-    // A push of what is there already pushes nothing.
+    // A push without new commits sends nothing.
     inside.recorded("advertise_push", "allow");
     let record = inside.recorded("fetch", "allow");
     assert!(record["bytes_in"].as_u64() > Some(0) && record["bytes_out"].as_u64() > Some(0));
-    let metrics = inside.harbour.yard.metrics();
+    let metrics = inside.fixture.git_fixture.metrics();
     let counted = "proxy_git_operations_total{operation=\"push\",verdict=\"allow\",outcome=\"ok\"}";
     assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[test]
 fn shallow_and_partial_clones_are_served_under_every_name() {
-    let mut inside = Inside::new(&Twist::default());
-    inside.harbour.out_of_band("two", "refs/heads/trunk");
+    let mut inside = Inside::new(&MirrorOptions::default());
+    inside.fixture.out_of_band("two", "refs/heads/trunk");
     for version in [0, 2] {
         inside.speaking(gits()[0], version);
         let counts = inside.ok(&format!(
@@ -176,9 +179,9 @@ fn shallow_and_partial_clones_are_served_under_every_name() {
 
 #[test]
 fn pushes_are_judged_as_any_other() {
-    let inside = Inside::new(&Twist {
+    let inside = Inside::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     inside.ok(&format!(
         "$git clone -q {APP} work; cd work; echo a > a; $git add a; $git commit -qm a
@@ -208,13 +211,13 @@ fn pushes_are_judged_as_any_other() {
     inside.ok(&add("c", "fine"));
     let record = inside.recorded("push", "deny");
     let id = record["request_id"].as_str().unwrap();
-    let why = inside.harbour.yard.ok(&["why", id, "--json"]);
+    let why = inside.fixture.git_fixture.ok(&["why", id, "--json"]);
     assert!(why.contains("git_protected"), "{why}");
 }
 
 #[test]
 fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
-    let inside = Inside::new(&Twist::default());
+    let inside = Inside::new(&MirrorOptions::default());
     for (path, sentence) in [
         ("other", "There is no mirror 'other' here."),
         ("acme/app", "Only mirrors are here"),
@@ -251,9 +254,9 @@ fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
 
 #[test]
 fn an_upstream_that_is_down_is_said_to_be() {
-    let mut inside = Inside::new(&Twist::default());
+    let mut inside = Inside::new(&MirrorOptions::default());
     inside.ok(&format!("$git clone -q {APP} work"));
-    inside.harbour.sshd.stop();
+    inside.fixture.sshd.stop();
     let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
     for line in [
         format!("$git clone -q {APP} again"),
@@ -266,7 +269,7 @@ fn an_upstream_that_is_down_is_said_to_be() {
 
 #[test]
 fn a_push_that_does_not_end_with_its_pack_is_refused() {
-    let inside = Inside::new(&Twist::default());
+    let inside = Inside::new(&MirrorOptions::default());
     let (zero, new) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {new} refs/heads/x\0 report-status side-band-64k");
     let begin = [
@@ -280,7 +283,7 @@ fn a_push_that_does_not_end_with_its_pack_is_refused() {
         0,
         b"\x02\x9d\x08\x82\x3b\xd8\xa8\xea\xb5\x10\xad\x6a\xc7\x5c\x82\x3c\xfd\x3e\xd3\x1e",
     );
-    // An object of five bytes that says it has none.
+    // An object of five bytes whose header claims none.
     let larger = b"\x30\x78\x01\x01\x05\x00\xfa\xffhello";
     for (pack, sentence) in [
         (
@@ -303,14 +306,14 @@ fn a_push_that_does_not_end_with_its_pack_is_refused() {
     }
     let said = inside.speak(&[pkt(b"git-receive-pack /app\0"), pkt(b"nonsense")].concat());
     assert!(said.contains("ERR The push could not be read"), "{said}");
-    assert!(!inside.harbour.refs().contains("refs/heads/x"));
+    assert!(!inside.fixture.refs().contains("refs/heads/x"));
 }
 
 #[test]
 fn sizes_count_and_what_is_too_large_is_heard_out() {
-    let inside = Inside::new(&Twist {
+    let inside = Inside::new(&MirrorOptions {
         policy: "git: {push_limits: {warning_bytes: 1048576, hard_limit_bytes: 3145728}}\n",
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     let commit = |mib: u8| {
         format!(
@@ -335,24 +338,24 @@ fn sizes_count_and_what_is_too_large_is_heard_out() {
 
 #[test]
 fn a_deletion_has_no_pack_to_wait_for() {
-    let inside = Inside::new(&Twist {
+    let inside = Inside::new(&MirrorOptions {
         policy: "policy: {allow_branch_deletion: true}\n",
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     inside.ok(&format!(
         "$git clone -q {APP} work; cd work; $git push -q origin HEAD:refs/heads/mine"
     ));
-    assert!(inside.harbour.refs().contains("refs/heads/mine"));
+    assert!(inside.fixture.refs().contains("refs/heads/mine"));
     inside.ok("cd work; $git push -q origin :refs/heads/mine");
-    assert!(!inside.harbour.refs().contains("refs/heads/mine"));
+    assert!(!inside.fixture.refs().contains("refs/heads/mine"));
 }
 
 #[test]
 fn objects_with_long_names_come_and_go() {
-    let mut inside = Inside::new(&Twist {
+    let mut inside = Inside::new(&MirrorOptions {
         checked: true,
         sha256: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     for version in [0, 2] {
         inside.speaking(gits()[0], version);
@@ -363,7 +366,7 @@ fn objects_with_long_names_come_and_go() {
              $git push -q origin HEAD:refs/heads/branch-{version}; $git rev-parse HEAD"
         ));
         assert_eq!(made.len(), 64, "{made}");
-        let refs = inside.harbour.refs();
+        let refs = inside.fixture.refs();
         let pushed = format!("refs/heads/branch-{version} {made}");
         assert!(refs.contains(&pushed), "{refs}");
         let said = inside.refused(
@@ -379,14 +382,14 @@ fn objects_with_long_names_come_and_go() {
 
 #[test]
 fn the_operators_own_rules_are_asked() {
-    let inside = Inside::new(&Twist {
+    let inside = Inside::new(&MirrorOptions {
         top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     inside.ok(&format!(
         "$git clone -q {APP} work; cd work; $git push -q origin HEAD:refs/heads/ok/one"
     ));
-    assert!(inside.harbour.refs().contains("refs/heads/ok/one"));
+    assert!(inside.fixture.refs().contains("refs/heads/ok/one"));
     let said = inside.refused(
         "cd work; $git push origin HEAD:refs/heads/two",
         "Only below ok.",
@@ -396,29 +399,29 @@ fn the_operators_own_rules_are_asked() {
 
 #[test]
 fn a_push_of_ninety_megabytes_waits_on_disk() {
-    let inside = Inside::new(&Twist {
+    let inside = Inside::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     inside.ok(&format!(
         "$git clone -q {APP} work; cd work; $git config core.compression 0
          for n in 1 2 3; do head -c 31457280 /dev/urandom > large-$n; done
          $git add -A; $git commit -qm large"
     ));
-    let (_, idle) = inside.harbour.yard.memory();
+    let (_, idle) = inside.fixture.git_fixture.memory();
     let output = inside.run("cd work; $git push origin HEAD:refs/heads/large");
-    assert!(output.status.success(), "{}", told(&output));
-    let said = said::err(&output);
+    assert!(output.status.success(), "{}", describe(&output));
+    let said = output::stderr(&output);
     assert!(
         said.contains("remote: palisade: this push has 90"),
         "{said}"
     );
-    let (most, _) = inside.harbour.yard.memory();
+    let (most, _) = inside.fixture.git_fixture.memory();
     assert!(
         most - idle < 64 * 1024,
         "{idle} KiB idle, {most} KiB at most"
     );
-    assert!(inside.harbour.refs().contains("refs/heads/large"));
-    let spool = inside.harbour.yard.path("state/spool");
+    assert!(inside.fixture.refs().contains("refs/heads/large"));
+    let spool = inside.fixture.git_fixture.path("state/spool");
     assert_eq!(std::fs::read_dir(spool).unwrap().count(), 0);
 }

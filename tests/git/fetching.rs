@@ -1,38 +1,38 @@
-//! Reading: clone and fetch in every form, and which repositories.
+//! Clone and fetch in every form, and which repositories may be read.
 
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{APP, FORGE, Wish, Yard, gits, told};
+use crate::git_fixture::{APP, FORGE, FixtureOptions, GitFixture, describe, gits};
 
 #[test]
 fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
-    let mut yard = Yard::new();
-    let first = yard.working_copy("first");
-    yard.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
-    let home = yard.path("");
+    let mut fixture = GitFixture::new();
+    let first = fixture.working_copy("first");
+    fixture.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
+    let home = fixture.path("");
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            let yard = yard.speaking(git, version);
+            let fixture = fixture.speaking(git, version);
             let name = |form: &str| format!("{form}-{at}-{version}");
             let whole = name("whole");
-            yard.git_in(&home, &["clone", "-q", &format!("{APP}.git"), &whole]);
+            fixture.git_in(&home, &["clone", "-q", &format!("{APP}.git"), &whole]);
             let shallow = name("shallow");
-            yard.git_in(&home, &["clone", "-q", "--depth", "1", APP, &shallow]);
+            fixture.git_in(&home, &["clone", "-q", "--depth", "1", APP, &shallow]);
             let partial = name("partial");
             let args = ["clone", "-q", "--filter=blob:none", APP, &partial];
-            yard.git_in(&home, &args);
+            fixture.git_in(&home, &args);
             let text = std::fs::read_to_string(home.join(&partial).join("README.md")).unwrap();
             assert_eq!(text, "hello\n");
 
             // Something new upstream is fetched, with a request that git compresses.
             let branch = format!("HEAD:refs/heads/{}", name("new"));
-            yard.rested();
-            yard.commit(&first, &name("file"), "new\n");
-            yard.git_in(&first, &["push", "-q", "origin", &branch]);
+            fixture.rested();
+            fixture.commit(&first, &name("file"), "new\n");
+            fixture.git_in(&first, &["push", "-q", "origin", &branch]);
             for clone in [&whole, &shallow] {
-                yard.git_in(&home.join(clone), &["fetch", "-q", "origin"]);
+                fixture.git_in(&home.join(clone), &["fetch", "-q", "origin"]);
             }
-            let listed = yard.git_in(&home.join(&whole), &["branch", "-r"]);
+            let listed = fixture.git_in(&home.join(&whole), &["branch", "-r"]);
             assert!(listed.contains(&name("new")), "{listed}");
         }
     }
@@ -40,31 +40,32 @@ fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
 
 #[test]
 fn a_repository_of_longer_hashes_is_fetched_and_pushed_to() {
-    let yard = Yard::new();
-    yard.bare("acme/long", &["--object-format=sha256"]);
-    let home = yard.path("");
-    let dir = yard.path("long");
-    yard.git_in(&home, &["init", "-q", "--object-format=sha256", "long"]);
-    yard.commit(&dir, "file", "text\n");
+    let fixture = GitFixture::new();
+    fixture.bare("acme/long", &["--object-format=sha256"]);
+    let home = fixture.path("");
+    let dir = fixture.path("long");
+    fixture.git_in(&home, &["init", "-q", "--object-format=sha256", "long"]);
+    fixture.commit(&dir, "file", "text\n");
     let url = format!("{FORGE}/acme/long.git");
-    yard.git_in(&dir, &["push", "-q", &url, "HEAD:refs/heads/feature"]);
-    yard.git_in(&home, &["clone", "-q", "-b", "feature", &url, "again"]);
+    fixture.git_in(&dir, &["push", "-q", &url, "HEAD:refs/heads/feature"]);
+    fixture.git_in(&home, &["clone", "-q", "-b", "feature", &url, "again"]);
     assert_eq!(
-        yard.git_in(&yard.path("again"), &["rev-parse", "HEAD"])
+        fixture
+            .git_in(&fixture.path("again"), &["rev-parse", "HEAD"])
             .len(),
         64
     );
-    let refused = yard.try_git(&dir, &["push", &url, "HEAD:refs/heads/main"]);
+    let refused = fixture.try_git(&dir, &["push", &url, "HEAD:refs/heads/main"]);
     assert!(!refused.status.success());
-    assert!(said::err(&refused).contains("refs/heads/main is protected"));
+    assert!(output::stderr(&refused).contains("refs/heads/main is protected"));
 }
 
 #[test]
 fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
-    let yard = Yard::new();
-    yard.bare("acme/other", &[]);
-    yard.bare("acme/app.wiki", &[]);
-    let home = yard.path("");
+    let fixture = GitFixture::new();
+    fixture.bare("acme/other", &[]);
+    fixture.bare("acme/app.wiki", &[]);
+    let home = fixture.path("");
     for (path, shown) in [
         ("acme/other", "acme/other"),
         ("acme/other.git", "acme/other"),
@@ -77,20 +78,20 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
         ("acme/app/more", "acme/app/more"),
     ] {
         let url = format!("{FORGE}/{path}");
-        let output = yard.try_git(&home, &["ls-remote", &url]);
-        let said = said::err(&output);
-        assert!(!output.status.success(), "{path}: {}", told(&output));
+        let output = fixture.try_git(&home, &["ls-remote", &url]);
+        let said = output::stderr(&output);
+        assert!(!output.status.success(), "{path}: {}", describe(&output));
         let sentence = format!("remote: Repo not authorized: {shown}");
         assert!(said.contains(&sentence), "{path}: {said}");
         assert!(said.contains("git_repo"), "{said}");
     }
     for path in ["acme/other/git-receive-pack", "acme/other/git-upload-pack"] {
-        let (status, body) = yard.post(&format!("{FORGE}/{path}"), b"0000", &[]);
+        let (status, body) = fixture.post(&format!("{FORGE}/{path}"), b"0000", &[]);
         assert_eq!(status, 403, "{body}");
         assert!(body.contains("Repo not authorized: acme/other"), "{body}");
         assert!(body.contains("\"reason\":\"git_repo\""), "{body}");
     }
-    // Other doors of a git host are closed.
+    // Other endpoints of a git host are refused.
     for path in [
         "acme/app",
         "acme/app/info/refs",
@@ -100,63 +101,67 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
         "acme%2Fapp/info/refs?service=git-upload-pack",
         "acme/other/info/refs?service=git-upload-pack&service=git-upload-pack",
     ] {
-        let (status, body) = yard.curl(&[&format!("{FORGE}/{path}")]);
+        let (status, body) = fixture.curl(&[&format!("{FORGE}/{path}")]);
         assert_eq!(status, 403, "{path}: {body}");
         assert!(body.contains("path_denied"), "{path}: {body}");
     }
-    assert!(yard.forge.asked().is_empty(), "{:?}", yard.forge.asked());
-    // A trial says the same.
+    assert!(
+        fixture.forge.requests().is_empty(),
+        "{:?}",
+        fixture.forge.requests()
+    );
+    // `palisade policy try` reports the same.
     for (url, verdict) in [
         ("acme/app/info/refs?service=git-upload-pack", "allow"),
         ("acme/other/info/refs?service=git-upload-pack", "deny"),
         ("acme/app/settings", "deny"),
     ] {
         let body = serde_json::json!({"url": format!("{FORGE}/{url}"), "sandbox": "agent"});
-        let answer = yard.control("POST", "/v1/policy/try", &body);
+        let answer = fixture.control("POST", "/v1/policy/try", &body);
         assert_eq!(answer["verdict"], verdict, "{url}: {answer}");
     }
 }
 
 #[test]
 fn what_is_public_is_read_as_nobody() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         git: "  read_public: true\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let first = yard.working_copy("first");
-    let other = yard.bare("acme/other", &[]);
+    let first = fixture.working_copy("first");
+    let other = fixture.bare("acme/other", &[]);
     let other = other.to_str().unwrap().to_owned();
-    yard.git_in(&first, &["push", "-q", &other, "HEAD:refs/heads/main"]);
-    let asked = yard.forge.asked().len();
+    fixture.git_in(&first, &["push", "-q", &other, "HEAD:refs/heads/main"]);
+    let asked = fixture.forge.requests().len();
     let url = format!("{FORGE}/acme/other");
-    let key = "http.extraHeader=Authorization: Bearer of-somebody";
-    let cookie = "http.extraHeader=Private-Token: of-somebody";
-    let home = yard.path("");
-    yard.git_in(
+    let key = "http.extraHeader=Authorization: Bearer client-secret";
+    let cookie = "http.extraHeader=Private-Token: client-secret";
+    let home = fixture.path("");
+    fixture.git_in(
         &home,
         &["-c", key, "-c", cookie, "clone", "-q", &url, "other"],
     );
-    let seen = yard.forge.asked().split_off(asked);
+    let seen = fixture.forge.requests().split_off(asked);
     assert!(!seen.is_empty());
     for one in &seen {
-        let told = format!("{:?}", one.headers);
-        assert!(!told.contains("of-somebody"), "{told}");
+        let headers = format!("{:?}", one.headers);
+        assert!(!headers.contains("client-secret"), "{headers}");
         assert!(one.headers.contains_key("user-agent"));
     }
-    // Writing is not reading.
-    let output = yard.try_git(&first, &["push", &url, "HEAD:refs/heads/feature"]);
-    assert!(said::err(&output).contains("Repo not authorized: acme/other"));
-    let (status, body) = yard.post(&format!("{url}/info/lfs/objects/batch"), b"{}", &[]);
+    // Writing is not covered by public reading.
+    let output = fixture.try_git(&first, &["push", &url, "HEAD:refs/heads/feature"]);
+    assert!(output::stderr(&output).contains("Repo not authorized: acme/other"));
+    let (status, body) = fixture.post(&format!("{url}/info/lfs/objects/batch"), b"{}", &[]);
     assert_eq!(status, 403, "{body}");
-    // To the registered one, the client's own credential goes with the request.
-    yard.git_in(&home, &["-c", key, "ls-remote", "-q", APP]);
-    let last = yard.forge.asked().pop().unwrap();
-    assert!(format!("{:?}", last.headers).contains("of-somebody"));
+    // Requests to the registered repository keep the client's own credential.
+    fixture.git_in(&home, &["-c", key, "ls-remote", "-q", APP]);
+    let last = fixture.forge.requests().pop().unwrap();
+    assert!(format!("{:?}", last.headers).contains("client-secret"));
 }
 
 #[test]
 fn large_files_of_a_registered_repository_pass_and_of_others_do_not() {
-    let yard = Yard::new();
+    let fixture = GitFixture::new();
     let kind = "content-type: application/vnd.git-lfs+json";
     for (repo, expected) in [
         ("acme/app", 200),
@@ -173,8 +178,8 @@ fn large_files_of_a_registered_repository_pass_and_of_others_do_not() {
             "{\"operation\":\"download\"}",
             &url,
         ];
-        let (status, body) = yard.curl(&args);
+        let (status, body) = fixture.curl(&args);
         assert_eq!(status, expected, "{repo}: {body}");
     }
-    assert_eq!(yard.forge.asked().len(), 2);
+    assert_eq!(fixture.forge.requests().len(), 2);
 }

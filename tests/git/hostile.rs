@@ -1,10 +1,10 @@
-//! Bytes that no git would send.
+//! Malformed pushes that no git client sends.
 
 use std::io::Write;
 
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{Wish, Yard};
+use crate::git_fixture::{FixtureOptions, GitFixture};
 
 const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
 
@@ -36,13 +36,13 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     let writer = std::thread::spawn(move || stdin.write_all(&bytes).unwrap());
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    assert!(output.status.success(), "{}", said::err(&output));
+    assert!(output.status.success(), "{}", output::stderr(&output));
     output.stdout
 }
 
 #[test]
 fn a_deletion_is_found_wherever_it_hides() {
-    let yard = Yard::new();
+    let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let fine = format!("{zero} {one} refs/heads/fine");
     let gone = format!("{one} {zero} refs/heads/gone");
@@ -57,18 +57,18 @@ fn a_deletion_is_found_wherever_it_hides() {
             vec!["content-encoding: GZip", "transfer-encoding: chunked"],
         ),
     ] {
-        let (status, said) = yard.post(TARGET, &bytes, &headers);
+        let (status, said) = fixture.post(TARGET, &bytes, &headers);
         assert_eq!(status, 200, "{headers:?}: {said}");
         assert!(said.contains("unpack ok\n"), "{said}");
         assert!(said.contains("ng refs/heads/gone palisade: git_delete\n"));
         assert!(said.contains("ng refs/heads/fine palisade: another ref"));
     }
-    assert_eq!(yard.forge.asked().len(), 0);
+    assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
 fn what_cannot_be_read_in_one_way_is_refused() {
-    let yard = Yard::new();
+    let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let fine = push(&[&format!("{zero} {one} refs/heads/fine")]);
     let two = push(&[
@@ -102,14 +102,14 @@ fn what_cannot_be_read_in_one_way_is_refused() {
             &["content-encoding: identity", "content-encoding: gzip"],
         ),
     ] {
-        let (status, said) = yard.post(TARGET, bytes, headers);
+        let (status, said) = fixture.post(TARGET, bytes, headers);
         assert!(said.contains("git_malformed"), "{headers:?}: {said}");
         assert!(
             status == 400 || said.contains("ng refs/heads/fine"),
             "{status} {said}"
         );
     }
-    let (status, said) = yard.curl(&[
+    let (status, said) = fixture.curl(&[
         "-X",
         "POST",
         "-H",
@@ -119,46 +119,46 @@ fn what_cannot_be_read_in_one_way_is_refused() {
         TARGET,
     ]);
     assert_eq!(status, 400, "{said}");
-    assert_eq!(yard.forge.asked().len(), 0);
+    assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
 fn a_probe_passes() {
-    let yard = Yard::new();
-    let (status, _) = yard.post(TARGET, b"0000", &[]);
+    let fixture = GitFixture::new();
+    let (status, _) = fixture.post(TARGET, b"0000", &[]);
     assert_eq!(status, 200);
-    let asked = yard.forge.asked();
+    let asked = fixture.forge.requests();
     assert_eq!((asked.len(), asked[0].length), (1, 4));
 }
 
 #[test]
 fn a_client_that_wants_no_report_is_refused_by_the_status() {
-    let yard = Yard::new();
+    let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let mut body = line(format!("{zero} {one} refs/heads/main").as_bytes());
     body.extend_from_slice(b"0000PACK\0\0\0\x02\0\0\0\0");
     body.extend_from_slice(&[7; 20]);
-    let (status, said) = yard.post(TARGET, &body, &[]);
+    let (status, said) = fixture.post(TARGET, &body, &[]);
     assert_eq!(status, 403, "{said}");
     assert!(said.contains("\"reason\":\"git_protected\""), "{said}");
-    assert_eq!(yard.forge.asked().len(), 0);
+    assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
 fn a_bomb_is_not_unpacked() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000000}}\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let mut body = push(&[&format!("{zero} {one} refs/heads/fine")]);
     body.resize(200 << 20, 0);
     let bomb = gzip(&body);
     assert!(bomb.len() < 1 << 20);
-    let (before, _) = yard.memory();
-    let (status, said) = yard.post(TARGET, &bomb, &["content-encoding: gzip"]);
+    let (before, _) = fixture.memory();
+    let (status, said) = fixture.post(TARGET, &bomb, &["content-encoding: gzip"]);
     assert_eq!(status, 413, "{said}");
-    let (after, _) = yard.memory();
+    let (after, _) = fixture.memory();
     assert!(after - before < 64 * 1024, "{before} {after}");
-    assert_eq!(yard.forge.asked().len(), 0);
+    assert_eq!(fixture.forge.requests().len(), 0);
 }

@@ -1,35 +1,35 @@
-//! Pushes whose objects are read, with everything on: secrets wherever they hide, files that
-//! are the operator's, and what passes beside them.
+//! Pushes whose objects are checked, with all checks on: secrets in every kind of object,
+//! restricted files, and pushes that pass.
 
 use std::path::Path;
 use std::process::Stdio;
 
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{Wish, Yard, gits, told};
+use crate::git_fixture::{FixtureOptions, GitFixture, describe, gits};
 
 const TARGET: &str = "https://forge.example/acme/app/git-receive-pack";
 
-/// A token of the right shape. In two parts, so that nobody takes this file for a leak.
+/// A token of the right shape, in two parts, so that scanners do not report this file.
 fn token() -> String {
     format!("{}{}", "ghp_", "16C7e42F292c6912E7710c838347Ae178B4a")
 }
 
-fn checked() -> Yard {
-    Yard::with(Wish {
+fn checked() -> GitFixture {
+    GitFixture::with(FixtureOptions {
         checked: true,
-        ..Wish::default()
+        ..FixtureOptions::default()
     })
 }
 
-/// A push that must be refused for a secret that nobody is shown. Gives the request's id.
+/// A push that must be refused for a secret that is not shown. Returns the request id.
 #[track_caller]
-fn holds_a_secret(yard: &Yard, dir: &Path, args: &[&str]) -> String {
+fn holds_a_secret(fixture: &GitFixture, dir: &Path, args: &[&str]) -> String {
     let args = [&["push", "origin"], args].concat();
-    let before = yard.forge.pushed();
-    let output = yard.try_git(dir, &args);
-    let said = said::err(&output);
-    assert!(!output.status.success(), "{args:?}: {}", told(&output));
+    let before = fixture.forge.pushed();
+    let output = fixture.try_git(dir, &args);
+    let said = output::stderr(&output);
+    assert!(!output.status.success(), "{args:?}: {}", describe(&output));
     assert!(
         said.contains("The push holds a secret (github-token)"),
         "{said}"
@@ -37,111 +37,111 @@ fn holds_a_secret(yard: &Yard, dir: &Path, args: &[&str]) -> String {
     assert!(said.contains("secret_found"), "{said}");
     let spoken: Vec<&str> = said.lines().filter(|l| l.contains("remote: ")).collect();
     assert!(!spoken.concat().contains(&token()), "{said}");
-    assert_eq!(yard.forge.pushed(), before, "upstream saw bytes of it");
+    assert_eq!(fixture.forge.pushed(), before, "upstream saw bytes of it");
     let (_, rest) = said.split_once("request ").expect("a request id");
     rest.get(..26).unwrap().to_owned()
 }
 
 #[test]
 fn a_secret_is_found_wherever_it_hides() {
-    let mut yard = checked();
-    let dir = yard.working_copy("work");
-    let main = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-    let fresh = |yard: &Yard| {
-        yard.git_in(&dir, &["checkout", "-q", "-B", "try", &main]);
+    let mut fixture = checked();
+    let dir = fixture.working_copy("work");
+    let main = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+    let fresh = |fixture: &GitFixture| {
+        fixture.git_in(&dir, &["checkout", "-q", "-B", "try", &main]);
     };
     let secret = format!("TOKEN={}\n", token());
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 2] {
-            let yard = yard.speaking(git, version);
+            let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: a new gate's bucket is full.
-                yard.ok(&["gate", "restart"]);
+                // Ten pushes at once, then one per second: a restarted gate has a full bucket.
+                fixture.ok(&["gate", "restart"]);
             }
             // In a file.
-            fresh(yard);
-            yard.commit(&dir, "settings.env", &secret);
-            let id = holds_a_secret(yard, &dir, &["HEAD:refs/heads/in-a-file"]);
-            // The operator is told the place.
-            let why = yard.ok(&["why", &id]);
+            fresh(fixture);
+            fixture.commit(&dir, "settings.env", &secret);
+            let id = holds_a_secret(fixture, &dir, &["HEAD:refs/heads/in-a-file"]);
+            // The operator sees the location.
+            let why = fixture.ok(&["why", &id]);
             assert!(why.contains("'settings.env' (blob"), "{why}");
             assert!(!why.contains(&token()), "{why}");
 
-            // In a file that a later commit of the same push takes away.
+            // In a file that a later commit of the same push deletes.
             std::fs::remove_file(dir.join("settings.env")).unwrap();
-            yard.commit(&dir, "other", "x\n");
-            holds_a_secret(yard, &dir, &["HEAD:refs/heads/removed"]);
+            fixture.commit(&dir, "other", "x\n");
+            holds_a_secret(fixture, &dir, &["HEAD:refs/heads/removed"]);
 
             // On a merge's side parent.
-            fresh(yard);
-            yard.git_in(&dir, &["checkout", "-q", "-B", "side"]);
-            yard.commit(&dir, "settings.env", &secret);
+            fresh(fixture);
+            fixture.git_in(&dir, &["checkout", "-q", "-B", "side"]);
+            fixture.commit(&dir, "settings.env", &secret);
             std::fs::remove_file(dir.join("settings.env")).unwrap();
-            yard.commit(&dir, "side", "x\n");
-            fresh(yard);
-            yard.commit(&dir, "own", "x\n");
-            yard.git_in(&dir, &["merge", "-q", "-m", "merge", "side"]);
-            holds_a_secret(yard, &dir, &["HEAD:refs/heads/merged"]);
+            fixture.commit(&dir, "side", "x\n");
+            fresh(fixture);
+            fixture.commit(&dir, "own", "x\n");
+            fixture.git_in(&dir, &["merge", "-q", "-m", "merge", "side"]);
+            holds_a_secret(fixture, &dir, &["HEAD:refs/heads/merged"]);
 
             // In a message, and in an author.
-            fresh(yard);
+            fresh(fixture);
             let message = format!("use {}", token());
-            yard.git_in(&dir, &["commit", "-q", "--allow-empty", "-m", &message]);
-            holds_a_secret(yard, &dir, &["HEAD:refs/heads/message"]);
-            fresh(yard);
+            fixture.git_in(&dir, &["commit", "-q", "--allow-empty", "-m", &message]);
+            holds_a_secret(fixture, &dir, &["HEAD:refs/heads/message"]);
+            fresh(fixture);
             let author = format!("--author=A <{}@example.com>", token());
             let args = ["commit", "-q", "--allow-empty", "-m", "x", &author];
-            yard.git_in(&dir, &args);
-            holds_a_secret(yard, &dir, &["HEAD:refs/heads/author"]);
+            fixture.git_in(&dir, &args);
+            holds_a_secret(fixture, &dir, &["HEAD:refs/heads/author"]);
 
             // In a tag, the name of a ref, the name of a file, a push option.
-            fresh(yard);
-            yard.git_in(&dir, &["tag", "-f", "-a", "-m", &token(), "told"]);
-            holds_a_secret(yard, &dir, &["refs/tags/told"]);
+            fresh(fixture);
+            fixture.git_in(&dir, &["tag", "-f", "-a", "-m", &token(), "told"]);
+            holds_a_secret(fixture, &dir, &["refs/tags/told"]);
             let named = format!("HEAD:refs/heads/{}", token());
-            holds_a_secret(yard, &dir, &[&named]);
-            fresh(yard);
-            yard.commit(&dir, &token(), "x\n");
-            holds_a_secret(yard, &dir, &["HEAD:refs/heads/file-name"]);
-            fresh(yard);
+            holds_a_secret(fixture, &dir, &[&named]);
+            fresh(fixture);
+            fixture.commit(&dir, &token(), "x\n");
+            holds_a_secret(fixture, &dir, &["HEAD:refs/heads/file-name"]);
+            fresh(fixture);
             let option = format!("key={}", token());
-            holds_a_secret(yard, &dir, &["-o", &option, "HEAD:refs/heads/option"]);
+            holds_a_secret(fixture, &dir, &["-o", &option, "HEAD:refs/heads/option"]);
         }
     }
-    assert_eq!(yard.refs("acme/app").lines().count(), 1, "only main");
-    let all = serde_json::Value::from(yard.records()).to_string();
+    assert_eq!(fixture.refs("acme/app").lines().count(), 1, "only main");
+    let all = serde_json::Value::from(fixture.records()).to_string();
     assert!(all.contains("secret_found"));
     assert!(!all.contains(&token()), "the log holds the secret");
 }
 
 #[test]
 fn a_secret_that_no_ref_reaches_is_found_and_the_same_pack_without_it_passes() {
-    let yard = checked();
-    let dir = yard.working_copy("work");
-    yard.commit(&dir, "file", "clean\n");
-    let new = yard.git_in(&dir, &["rev-parse", "HEAD"]);
+    let fixture = checked();
+    let dir = fixture.working_copy("work");
+    fixture.commit(&dir, "file", "clean\n");
+    let new = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
     std::fs::write(dir.join("loose"), token()).unwrap();
-    let blob = yard.git_in(&dir, &["hash-object", "-w", "loose"]);
-    let adds = yard.git_in(&dir, &["rev-list", "--objects", "HEAD", "^HEAD~1"]);
+    let blob = fixture.git_in(&dir, &["hash-object", "-w", "loose"]);
+    let adds = fixture.git_in(&dir, &["rev-list", "--objects", "HEAD", "^HEAD~1"]);
     let reachable: Vec<&str> = adds.lines().filter_map(|l| l.split(' ').next()).collect();
 
-    let with = push(&yard, &dir, &new, &[&reachable[..], &[&blob]].concat());
-    let (status, body) = yard.post(TARGET, &with, &[]);
+    let with = push(&fixture, &dir, &new, &[&reachable[..], &[&blob]].concat());
+    let (status, body) = fixture.post(TARGET, &with, &[]);
     assert_eq!(status, 200);
     let refused = "ng refs/heads/by-hand palisade: secret_found";
     assert!(body.contains(refused), "{body}");
-    assert_eq!(yard.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed(), 0);
 
-    let without = push(&yard, &dir, &new, &reachable);
-    let (status, body) = yard.post(TARGET, &without, &[]);
+    let without = push(&fixture, &dir, &new, &reachable);
+    let (status, body) = fixture.post(TARGET, &without, &[]);
     assert_eq!(status, 200);
     assert!(body.contains("ok refs/heads/by-hand"), "{body}");
-    assert!(yard.refs("acme/app").contains(&new));
+    assert!(fixture.refs("acme/app").contains(&new));
 }
 
-/// The bytes of a push of these objects, that makes `by-hand` at `new`.
-fn push(yard: &Yard, dir: &Path, new: &str, objects: &[&str]) -> Vec<u8> {
-    let mut child = yard
+/// The bytes of a push of these objects that creates `by-hand` at `new`.
+fn push(fixture: &GitFixture, dir: &Path, new: &str, objects: &[&str]) -> Vec<u8> {
+    let mut child = fixture
         .command(dir, &["pack-objects", "--stdout", "-q"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -161,17 +161,17 @@ fn push(yard: &Yard, dir: &Path, new: &str, objects: &[&str]) -> Vec<u8> {
 
 #[test]
 fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
-    let yard = checked();
-    let dir = yard.working_copy("work");
-    // The operator has one.
-    yard.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
-    let upstream = yard.upstream("acme/app");
+    let fixture = checked();
+    let dir = fixture.working_copy("work");
+    // The operator's branch has a workflow.
+    fixture.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
-    yard.git_in(&dir, &["fetch", "-q", "origin"]);
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
+    fixture.git_in(&dir, &["fetch", "-q", "origin"]);
 
-    yard.commit(&dir, "src/a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/fine"]);
+    fixture.commit(&dir, "src/a", "a\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/fine"]);
     let sentence = "files that only the operator changes";
     for file in [
         ".github/workflows/ci.yml",
@@ -179,129 +179,129 @@ fn a_workflow_is_the_operators_and_one_that_stays_as_it_is_does_not_matter() {
         ".GitHub/Workflows/other.yml",
         ".github/actions/x/action.yml",
     ] {
-        yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
-        yard.commit(&dir, file, "on: pull_request_target\n");
+        fixture.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
+        fixture.commit(&dir, file, "on: pull_request_target\n");
         let args = ["push", "origin", "HEAD:refs/heads/workflow"];
-        yard.refused(&dir, &args, "git_path", sentence);
+        fixture.refused(&dir, &args, "git_path", sentence);
     }
-    // Taken away.
-    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
-    yard.git_in(&dir, &["rm", "-q", ".github/workflows/ci.yml"]);
-    yard.git_in(&dir, &["commit", "-q", "-m", "without"]);
+    // Deleted.
+    fixture.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/main"]);
+    fixture.git_in(&dir, &["rm", "-q", ".github/workflows/ci.yml"]);
+    fixture.git_in(&dir, &["commit", "-q", "-m", "without"]);
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
-    yard.refused(&dir, &args, "git_path", sentence);
-    // Changed and put back, but somebody could make a branch of the commit between.
-    yard.git_in(&dir, &["revert", "--no-edit", "HEAD"]);
+    fixture.refused(&dir, &args, "git_path", sentence);
+    // Changed and restored; but a branch could be created at the commit in between.
+    fixture.git_in(&dir, &["revert", "--no-edit", "HEAD"]);
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
-    yard.refused(&dir, &args, "git_path", sentence);
+    fixture.refused(&dir, &args, "git_path", sentence);
 }
 
 #[test]
 fn a_branch_may_begin_at_one_whose_workflows_are_not_the_default_branchs() {
-    let yard = checked();
-    let dir = yard.working_copy("work");
-    let upstream = yard.upstream("acme/app");
+    let fixture = checked();
+    let dir = fixture.working_copy("work");
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
-    yard.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
-    yard.commit(
+    fixture.commit(&dir, ".github/workflows/ci.yml", "on: push\n");
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
+    fixture.commit(
         &dir,
         ".github/workflows/ci.yml",
         "on: [push, pull_request]\n",
     );
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/develop"]);
-    yard.git_in(&dir, &["fetch", "-q", "origin"]);
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/develop"]);
+    fixture.git_in(&dir, &["fetch", "-q", "origin"]);
 
-    yard.commit(&dir, "src/a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/fine"]);
-    yard.git_in(&dir, &["tag", "v1", "origin/develop"]);
-    yard.git_in(&dir, &["push", "-q", "origin", "v1"]);
-    let refs = yard.refs("acme/app");
+    fixture.commit(&dir, "src/a", "a\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/fine"]);
+    fixture.git_in(&dir, &["tag", "v1", "origin/develop"]);
+    fixture.git_in(&dir, &["push", "-q", "origin", "v1"]);
+    let refs = fixture.refs("acme/app");
     assert!(refs.contains("refs/heads/fine") && refs.contains("refs/tags/v1"));
 
-    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
-    yard.commit(&dir, ".github/workflows/ci.yml", "on: workflow_dispatch\n");
+    fixture.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
+    fixture.commit(&dir, ".github/workflows/ci.yml", "on: workflow_dispatch\n");
     let args = ["push", "origin", "HEAD:refs/heads/workflow"];
     let sentence = "files that only the operator changes";
-    yard.refused(&dir, &args, "git_path", sentence);
-    // One that upstream had, and has nowhere any more.
-    yard.git_in(&upstream, &["branch", "-q", "-D", "develop"]);
-    yard.git_in(&upstream, &["update-ref", "-d", "refs/heads/fine"]);
-    yard.git_in(&upstream, &["update-ref", "-d", "refs/tags/v1"]);
-    yard.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
-    yard.commit(&dir, "src/b", "b\n");
-    yard.refused(&dir, &args, "git_path", sentence);
+    fixture.refused(&dir, &args, "git_path", sentence);
+    // A commit that upstream had and no ref reaches any more.
+    fixture.git_in(&upstream, &["branch", "-q", "-D", "develop"]);
+    fixture.git_in(&upstream, &["update-ref", "-d", "refs/heads/fine"]);
+    fixture.git_in(&upstream, &["update-ref", "-d", "refs/tags/v1"]);
+    fixture.git_in(&dir, &["checkout", "-q", "-B", "try", "origin/develop"]);
+    fixture.commit(&dir, "src/b", "b\n");
+    fixture.refused(&dir, &args, "git_path", sentence);
 }
 
 #[test]
 fn what_upstream_has_already_is_not_looked_at() {
-    let yard = checked();
-    let dir = yard.working_copy("work");
-    yard.commit(&dir, "old.env", &format!("TOKEN={}\n", token()));
-    let upstream = yard.upstream("acme/app");
+    let fixture = checked();
+    let dir = fixture.working_copy("work");
+    fixture.commit(&dir, "old.env", &format!("TOKEN={}\n", token()));
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
-    yard.git_in(&dir, &["fetch", "-q", "origin"]);
-    yard.commit(&dir, "new", "clean\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/new"]);
-    let head = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-    assert!(yard.refs("acme/app").contains(&head));
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
+    fixture.git_in(&dir, &["fetch", "-q", "origin"]);
+    fixture.commit(&dir, "new", "clean\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/new"]);
+    let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+    assert!(fixture.refs("acme/app").contains(&head));
 }
 
 #[test]
 fn clean_pushes_of_every_kind_are_read_and_pass() {
-    let yard = checked();
-    let dir = yard.working_copy("work");
-    yard.commit(&dir, "a", "a\n");
-    yard.git_in(&dir, &["tag", "-a", "-m", "a tag", "v1"]);
+    let fixture = checked();
+    let dir = fixture.working_copy("work");
+    fixture.commit(&dir, "a", "a\n");
+    fixture.git_in(&dir, &["tag", "-a", "-m", "a tag", "v1"]);
     let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
     let refs = ["HEAD:refs/heads/one", "refs/tags/v1"];
-    yard.git_in(&dir, &[&args[..], &refs].concat());
-    yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
-    yard.git_in(
+    fixture.git_in(&dir, &[&args[..], &refs].concat());
+    fixture.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
+    fixture.git_in(
         &dir,
         &["push", "-q", "--force", "origin", "HEAD:refs/heads/one"],
     );
-    let head = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-    let there = yard.refs("acme/app");
+    let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+    let there = fixture.refs("acme/app");
     assert!(
         there.contains(&head) && there.contains("refs/tags/v1"),
         "{there}"
     );
 
-    // A repository that names its objects with SHA-256, from nothing.
-    yard.bare("acme/long", &["--object-format=sha256"]);
-    let long = yard.path("long");
+    // A new repository with SHA-256 object names.
+    fixture.bare("acme/long", &["--object-format=sha256"]);
+    let long = fixture.path("long");
     std::fs::create_dir(&long).unwrap();
-    yard.git_in(&long, &["init", "-q", "--object-format=sha256"]);
-    yard.commit(&long, "a", "a\n");
+    fixture.git_in(&long, &["init", "-q", "--object-format=sha256"]);
+    fixture.commit(&long, "a", "a\n");
     let url = "https://forge.example/acme/long";
-    yard.git_in(&long, &["push", "-q", url, "HEAD:refs/heads/one"]);
-    let head = yard.git_in(&long, &["rev-parse", "HEAD"]);
-    assert!(yard.refs("acme/long").contains(&head));
-    yard.commit(&long, "b", &token());
-    let output = yard.try_git(&long, &["push", url, "HEAD:refs/heads/two"]);
+    fixture.git_in(&long, &["push", "-q", url, "HEAD:refs/heads/one"]);
+    let head = fixture.git_in(&long, &["rev-parse", "HEAD"]);
+    assert!(fixture.refs("acme/long").contains(&head));
+    fixture.commit(&long, "b", &token());
+    let output = fixture.try_git(&long, &["push", url, "HEAD:refs/heads/two"]);
     assert!(!output.status.success());
     assert!(
-        said::err(&output).contains("holds a secret"),
+        output::stderr(&output).contains("holds a secret"),
         "{}",
-        told(&output)
+        describe(&output)
     );
 }
 
 #[test]
 fn a_rewrite_is_refused_where_the_operator_says_so() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         git: "  deny_force_push: true\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
+    let dir = fixture.working_copy("work");
     let spec = "HEAD:refs/heads/mine";
     for text in ["a\n", "b\n"] {
-        yard.commit(&dir, "a", text);
-        yard.git_in(&dir, &["push", "-q", "origin", spec]);
+        fixture.commit(&dir, "a", text);
+        fixture.git_in(&dir, &["push", "-q", "origin", spec]);
     }
-    yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
+    fixture.git_in(&dir, &["commit", "-q", "--amend", "-m", "rewritten"]);
     let args = ["push", "--force", "origin", spec];
-    yard.refused(&dir, &args, "git_protected", "Force pushes are not allowed");
+    fixture.refused(&dir, &args, "git_protected", "Force pushes are not allowed");
 }

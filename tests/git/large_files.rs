@@ -1,23 +1,23 @@
-//! Large files, by the program that people have for them.
+//! Large files with git-lfs.
 
 use std::path::{Path, PathBuf};
 
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{APP, Wish, Yard};
+use crate::git_fixture::{APP, FixtureOptions, GitFixture};
 
-/// Has git keep `*.bin` as large files in a working copy.
-fn tracked(yard: &Yard, name: &str) -> PathBuf {
-    yard.git_in(&yard.path(""), &["lfs", "install", "--skip-repo"]);
-    let dir = yard.working_copy(name);
-    yard.git_in(&dir, &["lfs", "install", "--local"]);
-    yard.git_in(&dir, &["lfs", "track", "*.bin"]);
+/// Makes git-lfs track `*.bin` in a working copy.
+fn tracked(fixture: &GitFixture, name: &str) -> PathBuf {
+    fixture.git_in(&fixture.path(""), &["lfs", "install", "--skip-repo"]);
+    let dir = fixture.working_copy(name);
+    fixture.git_in(&dir, &["lfs", "install", "--local"]);
+    fixture.git_in(&dir, &["lfs", "track", "*.bin"]);
     dir
 }
 
-/// The SHA-256 that stands in the pointer which was committed.
-fn pointed(yard: &Yard, dir: &Path, file: &str) -> String {
-    let pointer = yard.git_in(dir, &["show", &format!("HEAD:{file}")]);
+/// The SHA-256 in the committed pointer.
+fn pointed(fixture: &GitFixture, dir: &Path, file: &str) -> String {
+    let pointer = fixture.git_in(dir, &["show", &format!("HEAD:{file}")]);
     let oid = pointer
         .lines()
         .find_map(|line| line.strip_prefix("oid sha256:"));
@@ -27,36 +27,36 @@ fn pointed(yard: &Yard, dir: &Path, file: &str) -> String {
 
 #[test]
 fn a_large_file_goes_up_and_comes_down() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         checked: true,
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let first = tracked(&yard, "first");
+    let first = tracked(&fixture, "first");
     let other_host = "elsewhere.example";
     for (round, host) in [None, Some(other_host)].into_iter().enumerate() {
         if let Some(host) = host {
-            yard.forge.keep_large_files_at(host);
+            fixture.forge.store_large_files_at(host);
         }
         let file = format!("picture-{round}.bin");
         let content = format!("{round} ").repeat(1_500_000);
-        let asked = yard.forge.asked().len();
-        yard.commit(&first, &file, &content);
-        yard.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
-        let kept = yard.forge.large_file(&pointed(&yard, &first, &file));
+        let asked = fixture.forge.requests().len();
+        fixture.commit(&first, &file, &content);
+        fixture.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
+        let kept = fixture.forge.large_file(&pointed(&fixture, &first, &file));
         assert_eq!(kept.as_deref(), Some(content.as_bytes()));
         let second = format!("second-{round}");
         let clone = ["clone", "-q", "--branch", "feature", APP, &second];
-        yard.git_in(&yard.path(""), &clone);
-        let come = std::fs::read(yard.path(&second).join(&file)).unwrap();
+        fixture.git_in(&fixture.path(""), &clone);
+        let come = std::fs::read(fixture.path(&second).join(&file)).unwrap();
         assert_eq!(come, content.as_bytes());
         // Where it was kept.
-        let seen = yard.forge.asked().split_off(asked);
+        let seen = fixture.forge.requests().split_off(asked);
         let put = seen.iter().find(|asked| asked.method == "PUT").unwrap();
         let at = put.headers["host"].to_str().unwrap();
         assert_eq!(at, host.unwrap_or("forge.example"));
         assert_eq!(put.length, content.len() as u64);
     }
-    let lfs = yard.records().into_iter();
+    let lfs = fixture.records().into_iter();
     let lfs: Vec<_> = lfs.filter(|record| record["operation"] == "lfs").collect();
     assert!(!lfs.is_empty());
     for record in lfs {
@@ -67,34 +67,34 @@ fn a_large_file_goes_up_and_comes_down() {
 
 #[test]
 fn large_files_of_another_repository_are_refused_in_words() {
-    let yard = Yard::new();
-    let first = tracked(&yard, "first");
-    yard.commit(&first, "picture.bin", "not so large");
+    let fixture = GitFixture::new();
+    let first = tracked(&fixture, "first");
+    fixture.commit(&first, "picture.bin", "not so large");
     let other = "https://forge.example/acme/other";
-    yard.bare("acme/other", &[]);
-    let output = yard.try_git(&first, &["lfs", "push", other, "HEAD"]);
+    fixture.bare("acme/other", &[]);
+    let output = fixture.try_git(&first, &["lfs", "push", other, "HEAD"]);
     assert!(!output.status.success());
-    let said = said::err(&output) + &said::out(&output);
+    let said = output::stderr(&output) + &output::stdout(&output);
     assert!(said.contains("Repo not authorized: acme/other"), "{said}");
-    let oid = pointed(&yard, &first, "picture.bin");
-    assert_eq!(yard.forge.large_file(&oid), None);
+    let oid = pointed(&fixture, &first, "picture.bin");
+    assert_eq!(fixture.forge.large_file(&oid), None);
 }
 
 #[test]
 fn large_files_on_a_host_that_is_not_allowed_stay_here() {
-    let yard = Yard::new();
-    yard.forge.keep_large_files_at("nowhere.example");
-    let first = tracked(&yard, "first");
-    yard.commit(&first, "picture.bin", "not so large");
-    // It takes the refusal for a token that has run out, and would ask eight times.
-    yard.git_in(&first, &["config", "lfs.transfer.maxretries", "1"]);
+    let fixture = GitFixture::new();
+    fixture.forge.store_large_files_at("nowhere.example");
+    let first = tracked(&fixture, "first");
+    fixture.commit(&first, "picture.bin", "not so large");
+    // git-lfs takes the refusal for an expired token, and would retry eight times.
+    fixture.git_in(&first, &["config", "lfs.transfer.maxretries", "1"]);
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
-    let output = yard.try_git(&first, &push);
+    let output = fixture.try_git(&first, &push);
     assert!(!output.status.success());
-    let said = said::err(&output) + &said::out(&output);
+    let said = output::stderr(&output) + &output::stdout(&output);
     assert!(said.contains("nowhere.example"), "{said}");
-    let mut records = yard.records().into_iter();
+    let mut records = fixture.records().into_iter();
     let record = records.find(|record| record["host"] == "nowhere.example");
     assert_eq!(record.expect("a record")["reason"], "host_denied");
-    assert!(!yard.refs("acme/app").contains("feature"));
+    assert!(!fixture.refs("acme/app").contains("feature"));
 }

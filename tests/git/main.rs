@@ -1,5 +1,5 @@
-//! Git through the gate, with the git of the machine: the built binary, a real
-//! `git http-backend` on loopback, and a container of a shared network that loopback plays.
+//! Git through the gate with the machine's git: the built binary, a real
+//! `git http-backend` on loopback, and a container of a shared network that loopback stands for.
 
 #![allow(
     clippy::expect_used,
@@ -12,15 +12,15 @@
 mod corpus;
 mod daemon;
 mod fetching;
-mod harbour;
+mod git_fixture;
 mod hostile;
 mod judged;
 mod large_files;
 mod mirror;
+mod mirror_fixture;
 mod much;
 mod pushing;
 mod refusing;
 mod seed;
 mod sizes;
 mod ssh_remotes;
-mod yard;

@@ -4,49 +4,49 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::sshd::Sshd;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::harbour::{APP, Harbour, SECRET, Twist};
-use crate::yard::{gits, relay, told};
+use crate::git_fixture::{describe, gits, relay};
+use crate::mirror_fixture::{APP, MirrorFixture, MirrorOptions, SECRET};
 
 #[test]
 fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
-    let mut harbour = Harbour::new(&Twist::default());
+    let mut fixture = MirrorFixture::new(&MirrorOptions::default());
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            harbour.yard.speaking(git, version);
+            fixture.git_fixture.speaking(git, version);
             let name = |what: &str| format!("{what}-{at}-{version}");
-            let dir = harbour.clone_as(&name("work"));
-            let yard = &harbour.yard;
-            let head = yard.git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
+            let dir = fixture.clone_as(&name("work"));
+            let git_fixture = &fixture.git_fixture;
+            let head = git_fixture.git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
             assert_eq!(head, "trunk", "HEAD is upstream's");
-            yard.git_in(&dir, &["fsck", "--strict"]);
+            git_fixture.git_in(&dir, &["fsck", "--strict"]);
 
             let (branch, tag) = (name("branch"), name("v"));
             let spec = format!("HEAD:refs/heads/{branch}");
-            yard.commit(&dir, "one", "one\n");
-            yard.git_in(&dir, &["push", "-q", "origin", &spec]);
-            yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
+            git_fixture.commit(&dir, "one", "one\n");
+            git_fixture.git_in(&dir, &["push", "-q", "origin", &spec]);
+            git_fixture.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
             let forced = format!("+{spec}");
-            yard.git_in(&dir, &["tag", "-a", "-m", "a tag", &tag]);
+            git_fixture.git_in(&dir, &["tag", "-a", "-m", "a tag", &tag]);
             let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
-            yard.git_in(&dir, &[&args[..], &[&forced, &tag]].concat());
-            let made = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-            let refs = harbour.refs();
+            git_fixture.git_in(&dir, &[&args[..], &[&forced, &tag]].concat());
+            let made = git_fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+            let refs = fixture.refs();
             assert!(refs.contains(&format!("refs/heads/{branch} {made}")));
             assert!(refs.contains(&tag), "{tag} in {refs}");
 
-            let there = harbour.out_of_band(&name("there"), "refs/heads/trunk");
-            let yard = &harbour.yard;
-            yard.git_in(&dir, &["fetch", "-q", "origin"]);
-            let seen = yard.git_in(&dir, &["rev-parse", "origin/trunk"]);
+            let there = fixture.out_of_band(&name("there"), "refs/heads/trunk");
+            let git_fixture = &fixture.git_fixture;
+            git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
+            let seen = git_fixture.git_in(&dir, &["rev-parse", "origin/trunk"]);
             assert_eq!(seen, there, "what was done elsewhere is seen at once");
         }
     }
     let record = || {
-        let mut records = harbour.yard.records().into_iter();
+        let mut records = fixture.git_fixture.records().into_iter();
         records.find(|one| one["operation"] == "push" && one["repo"] == "app")
     };
     let record = wait::until("a record of a push", record);
@@ -54,7 +54,7 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
         (&record["kind"], &record["verdict"], &record["rule"]),
         (&"git".into(), &"allow".into(), &"git.mirrors".into())
     );
-    let metrics = harbour.yard.metrics();
+    let metrics = fixture.git_fixture.metrics();
     let counted =
         "proxy_git_operations_total{operation=\"fetch\",verdict=\"allow\",outcome=\"ok\"}";
     assert!(metrics.contains(counted), "{metrics}");
@@ -62,145 +62,149 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
 
 #[test]
 fn shallow_and_partial_clones_are_served() {
-    let mut harbour = Harbour::new(&Twist::default());
-    harbour.out_of_band("two", "refs/heads/trunk");
+    let mut fixture = MirrorFixture::new(&MirrorOptions::default());
+    fixture.out_of_band("two", "refs/heads/trunk");
     for version in [0, 2] {
-        harbour.yard.speaking(gits()[0], version);
-        let (yard, top) = (&harbour.yard, harbour.yard.path(""));
+        fixture.git_fixture.speaking(gits()[0], version);
+        let (git_fixture, top) = (&fixture.git_fixture, fixture.git_fixture.path(""));
         let (shallow, partial) = (format!("shallow-{version}"), format!("partial-{version}"));
-        yard.git_in(&top, &["clone", "-q", "--depth=1", APP, &shallow]);
-        let count = yard.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
+        git_fixture.git_in(&top, &["clone", "-q", "--depth=1", APP, &shallow]);
+        let count = git_fixture.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
         assert_eq!(count, "1");
-        yard.git_in(&top.join(&shallow), &["fetch", "-q", "--unshallow"]);
-        let count = yard.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
+        git_fixture.git_in(&top.join(&shallow), &["fetch", "-q", "--unshallow"]);
+        let count = git_fixture.git_in(&top.join(&shallow), &["rev-list", "--count", "HEAD"]);
         assert_eq!(count, "2");
-        yard.git_in(&top, &["clone", "-q", "--filter=blob:none", APP, &partial]);
+        git_fixture.git_in(&top, &["clone", "-q", "--filter=blob:none", APP, &partial]);
         assert!(top.join(partial).join("two").exists());
     }
 }
 
 #[test]
 fn head_follows_upstreams() {
-    let harbour = Harbour::new(&Twist::default());
-    harbour.clone_as("before");
-    harbour.out_of_band("next", "refs/heads/next");
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
+    fixture.clone_as("before");
+    fixture.out_of_band("next", "refs/heads/next");
     let args = ["symbolic-ref", "HEAD", "refs/heads/next"];
-    harbour.yard.git_in(&harbour.bare(), &args);
-    let dir = harbour.clone_as("after");
-    let head = harbour
-        .yard
+    fixture.git_fixture.git_in(&fixture.bare(), &args);
+    let dir = fixture.clone_as("after");
+    let head = fixture
+        .git_fixture
         .git_in(&dir, &["symbolic-ref", "--short", "HEAD"]);
     assert_eq!(head, "next");
-    harbour
-        .yard
-        .git_in(&harbour.bare(), &["update-ref", "-d", "refs/heads/trunk"]);
-    let listed = harbour.yard.git_in(&dir, &["ls-remote", "--heads", APP]);
+    fixture
+        .git_fixture
+        .git_in(&fixture.bare(), &["update-ref", "-d", "refs/heads/trunk"]);
+    let listed = fixture
+        .git_fixture
+        .git_in(&dir, &["ls-remote", "--heads", APP]);
     assert!(!listed.contains("trunk"), "what is gone is gone: {listed}");
 }
 
 #[test]
 fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
-    let mut harbour = Harbour::new(&Twist::default());
-    let dir = harbour.clone_as("work");
-    harbour.yard.commit(&dir, "a", "a\n");
-    harbour.sshd.stop();
+    let mut fixture = MirrorFixture::new(&MirrorOptions::default());
+    let dir = fixture.clone_as("work");
+    fixture.git_fixture.commit(&dir, "a", "a\n");
+    fixture.sshd.stop();
     let begun = Instant::now();
     let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
-    let top = harbour.yard.path("");
+    let top = fixture.git_fixture.path("");
     for args in [
         &["clone", "-q", APP, "again"][..],
         &["-C", "work", "fetch", "origin"],
         &["-C", "work", "push", "origin", "HEAD:refs/heads/new"],
     ] {
-        let output = harbour.refused(&top, args, sentence);
-        let said = said::err(&output);
-        let port = harbour.sshd.address().port().to_string();
+        let output = fixture.refused(&top, args, sentence);
+        let said = output::stderr(&output);
+        let port = fixture.sshd.address().port().to_string();
         assert!(!said.contains(&port), "where upstream is: {said}");
     }
     assert!(begun.elapsed() < Duration::from_secs(90));
-    harbour.sshd.run();
-    harbour.yard.git_in(&dir, &["fetch", "-q", "origin"]);
+    fixture.sshd.run();
+    fixture.git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
 }
 
 #[test]
 fn an_upstream_that_says_nothing_is_not_waited_for_for_ever() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         address: Some(silent.local_addr().unwrap()),
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let top = harbour.yard.path("");
+    let top = fixture.git_fixture.path("");
     let begun = Instant::now();
     let sentence = "The upstream of mirror 'app' cannot be used: it did not answer in time.";
-    harbour.refused(&top, &["clone", "-q", APP, "work"], sentence);
+    fixture.refused(&top, &["clone", "-q", APP, "work"], sentence);
     assert!(begun.elapsed() < Duration::from_secs(90));
 }
 
 #[test]
 fn what_a_git_left_that_was_ended_keeps_no_other_out() {
-    let harbour = Harbour::new(&Twist::default());
-    let dir = harbour.clone_as("work");
-    let mut mirrors = std::fs::read_dir(harbour.yard.state().join("mirrors")).unwrap();
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
+    let dir = fixture.clone_as("work");
+    let mut mirrors = std::fs::read_dir(fixture.git_fixture.state().join("mirrors")).unwrap();
     let mirror = mirrors.next().unwrap().unwrap().path();
     for name in ["HEAD.lock", "packed-refs.lock", "refs/heads/trunk.lock"] {
         std::fs::write(mirror.join(name), "").unwrap();
     }
-    let there = harbour.out_of_band("more", "refs/heads/trunk");
-    harbour.yard.git_in(&dir, &["fetch", "-q", "origin"]);
-    let seen = harbour.yard.git_in(&dir, &["rev-parse", "origin/trunk"]);
+    let there = fixture.out_of_band("more", "refs/heads/trunk");
+    fixture.git_fixture.git_in(&dir, &["fetch", "-q", "origin"]);
+    let seen = fixture
+        .git_fixture
+        .git_in(&dir, &["rev-parse", "origin/trunk"]);
     assert_eq!(seen, there);
 }
 
 #[test]
 fn an_upstream_with_another_host_key_is_refused() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         wrong_host_key: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let top = harbour.yard.path("");
+    let top = fixture.git_fixture.path("");
     let sentence = "its host key is not the one that was configured";
-    harbour.refused(&top, &["clone", "-q", APP, "work"], sentence);
-    let seed = harbour.yard.path("seed");
+    fixture.refused(&top, &["clone", "-q", APP, "work"], sentence);
+    let seed = fixture.git_fixture.path("seed");
     let push = ["push", APP, "HEAD:refs/heads/new"];
-    harbour.refused(&seed, &push, sentence);
-    assert!(!harbour.sshd.log().contains("Accepted"), "no key was shown");
+    fixture.refused(&seed, &push, sentence);
+    assert!(!fixture.sshd.log().contains("Accepted"), "no key was shown");
 }
 
 #[test]
 fn pushes_are_judged_as_any_other() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let dir = harbour.clone_as("work");
-    let yard = &harbour.yard;
-    yard.commit(&dir, "a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    let dir = fixture.clone_as("work");
+    let git_fixture = &fixture.git_fixture;
+    git_fixture.commit(&dir, "a", "a\n");
+    git_fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
     for (spec, sentence) in [
         ("HEAD:refs/heads/main", "git_protected"),
         ("HEAD:refs/heads/trunk", "was not made by this sandbox"),
         (":refs/heads/mine", "git_delete"),
         ("HEAD:refs/notes/commits", "git_namespace"),
     ] {
-        let output = harbour.refused(&dir, &["push", "origin", spec], sentence);
-        assert!(said::err(&output).contains("remote: palisade: "));
+        let output = fixture.refused(&dir, &["push", "origin", spec], sentence);
+        assert!(output::stderr(&output).contains("remote: palisade: "));
     }
-    yard.commit(&dir, "b", &format!("key = \"{SECRET}\"\n"));
-    let output = harbour.refused(
+    git_fixture.commit(&dir, "b", &format!("key = \"{SECRET}\"\n"));
+    let output = fixture.refused(
         &dir,
         &["push", "origin", "HEAD:refs/heads/mine"],
         "secret_found",
     );
-    assert!(!said::err(&output).contains(SECRET));
-    yard.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
-    yard.commit(&dir, ".github/workflows/ci.yaml", "on: push\n");
+    assert!(!output::stderr(&output).contains(SECRET));
+    git_fixture.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
+    git_fixture.commit(&dir, ".github/workflows/ci.yaml", "on: push\n");
     let push = ["push", "origin", "HEAD:refs/heads/mine"];
-    harbour.refused(&dir, &push, "git_path");
-    yard.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
-    yard.commit(&dir, "c", "c\n");
-    yard.git_in(&dir, &push);
+    fixture.refused(&dir, &push, "git_path");
+    git_fixture.git_in(&dir, &["reset", "-q", "--hard", "HEAD~"]);
+    git_fixture.commit(&dir, "c", "c\n");
+    git_fixture.git_in(&dir, &push);
     let blocked = || {
-        let mut records = yard.records().into_iter();
+        let mut records = git_fixture.records().into_iter();
         records.find(|one| one["reason"] == "secret_found" && one["repo"] == "app")
     };
     let record = wait::until("a record of the refusal", blocked);
@@ -209,46 +213,46 @@ fn pushes_are_judged_as_any_other() {
 
 #[test]
 fn restricted_paths_that_upstream_has_already_are_no_change() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    harbour.out_of_band(".github/workflows/ci.yaml", "refs/heads/trunk");
-    let dir = harbour.clone_as("work");
-    let yard = &harbour.yard;
-    yard.commit(&dir, "a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
-    assert!(harbour.refs().contains("refs/heads/mine"));
+    fixture.out_of_band(".github/workflows/ci.yaml", "refs/heads/trunk");
+    let dir = fixture.clone_as("work");
+    let git_fixture = &fixture.git_fixture;
+    git_fixture.commit(&dir, "a", "a\n");
+    git_fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    assert!(fixture.refs().contains("refs/heads/mine"));
 }
 
 #[test]
 fn a_bot_pushes_to_its_own_namespaces() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         bot: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
-    let dir = harbour.clone_as("work");
-    harbour.yard.commit(&dir, "a", "a\n");
+    let dir = fixture.clone_as("work");
+    fixture.git_fixture.commit(&dir, "a", "a\n");
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
-    harbour.refused(&dir, &push, "git_namespace");
+    fixture.refused(&dir, &push, "git_namespace");
     let push = ["push", "-q", "origin", "HEAD:refs/heads/sandbox/feature"];
-    harbour.yard.git_in(&dir, &push);
+    fixture.git_fixture.git_in(&dir, &push);
 }
 
 #[test]
 fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
-    let harbour = Harbour::new(&Twist::default());
-    let top = harbour.yard.path("");
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
+    let top = fixture.git_fixture.path("");
     let other = "http://palisade.internal/git/other";
     let sentence = "There is no mirror 'other' here.";
-    harbour.refused(&top, &["clone", "-q", other, "work"], sentence);
+    fixture.refused(&top, &["clone", "-q", other, "work"], sentence);
     for odd in ["app.git", "APP", "%61pp"] {
         let url = format!("http://palisade.internal/git/{odd}");
-        harbour.yard.git_in(&top, &["ls-remote", "-q", &url]);
+        fixture.git_fixture.git_in(&top, &["ls-remote", "-q", &url]);
     }
     for closed in ["", "/HEAD", "/objects/info/packs", "/info/refs", "/../../x"] {
-        let (status, said) = harbour
-            .yard
+        let (status, said) = fixture
+            .git_fixture
             .curl(&["--path-as-is", &format!("{APP}{closed}")]);
         assert!(
             matches!(status, 400 | 403 | 404),
@@ -259,48 +263,48 @@ fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
 
 #[test]
 fn an_upstream_that_speaks_https_is_mirrored_without_a_key() {
-    let harbour = Harbour::new(&Twist {
+    let fixture = MirrorFixture::new(&MirrorOptions {
         https: true,
-        ..Twist::default()
+        ..MirrorOptions::default()
     });
     let head = ["symbolic-ref", "HEAD", "refs/heads/trunk"];
-    harbour.yard.git_in(&harbour.bare(), &head);
-    let dir = harbour.clone_as("work");
-    harbour.yard.commit(&dir, "a", "a\n");
+    fixture.git_fixture.git_in(&fixture.bare(), &head);
+    let dir = fixture.clone_as("work");
+    fixture.git_fixture.commit(&dir, "a", "a\n");
     let push = ["push", "-q", "origin", "HEAD:refs/heads/mine"];
-    harbour.yard.git_in(&dir, &push);
-    assert!(harbour.refs().contains("refs/heads/mine"));
+    fixture.git_fixture.git_in(&dir, &push);
+    assert!(fixture.refs().contains("refs/heads/mine"));
     let push = ["push", "origin", "HEAD:refs/heads/main"];
-    harbour.refused(&dir, &push, "git_protected");
+    fixture.refused(&dir, &push, "git_protected");
 }
 
 #[test]
 fn the_key_is_nowhere_that_a_sandbox_or_a_state_file_shows_it() {
     for printed in [false, true] {
-        look_for_the_key(&Harbour::new(&Twist {
+        look_for_the_key(&MirrorFixture::new(&MirrorOptions {
             printed,
-            ..Twist::default()
+            ..MirrorOptions::default()
         }));
     }
 }
 
-fn look_for_the_key(harbour: &Harbour) {
-    let dir = harbour.clone_as("work");
-    harbour.yard.commit(&dir, "a", "a\n");
-    let mut command = harbour
-        .yard
+fn look_for_the_key(fixture: &MirrorFixture) {
+    let dir = fixture.clone_as("work");
+    fixture.git_fixture.commit(&dir, "a", "a\n");
+    let mut command = fixture
+        .git_fixture
         .command(&dir, &["push", "-v", "origin", "HEAD:refs/heads/mine"]);
     command
         .env("GIT_TRACE_PACKET", "1")
         .env("GIT_CURL_VERBOSE", "1");
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", told(&output));
-    let key = std::fs::read_to_string(harbour.sshd.key()).unwrap();
+    assert!(output.status.success(), "{}", describe(&output));
+    let key = std::fs::read_to_string(fixture.sshd.key()).unwrap();
     let line = key.lines().nth(1).unwrap();
-    let path = harbour.sshd.key().display().to_string();
-    let heard = told(&output);
+    let path = fixture.sshd.key().display().to_string();
+    let heard = describe(&output);
     assert!(!heard.contains(line) && !heard.contains(&path), "{heard}");
-    for file in files(&harbour.yard.state()) {
+    for file in files(&fixture.git_fixture.state()) {
         let bytes = std::fs::read(&file).unwrap_or_default();
         let found = bytes
             .windows(line.len())
@@ -329,10 +333,10 @@ fn files(below: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
-    let harbour = Harbour::new(&Twist::default());
-    let yard = &harbour.yard;
-    yard.ok(&["create", "inside", "--no-repo"]);
-    let at = harbour.bare();
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
+    let git_fixture = &fixture.git_fixture;
+    git_fixture.ok(&["create", "inside", "--no-repo"]);
+    let at = fixture.bare();
     let line = format!(
         "cd ~ && git clone -q ssh://git.example{} work && cd work && echo a > a && git add a && \
          git -c user.name=A -c user.email=a@example.com commit -qm a && \
@@ -340,38 +344,47 @@ fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
          ! git push -q origin HEAD:refs/heads/main",
         at.display()
     );
-    let said = yard.ok(&["exec", "inside", "--", "sh", "-c", &line]);
-    assert_eq!(said, "", "git has nothing to say");
-    let refs = harbour.refs();
+    let said = git_fixture.ok(&["exec", "inside", "--", "sh", "-c", &line]);
+    assert_eq!(said, "", "git prints nothing");
+    let refs = fixture.refs();
     assert!(refs.contains("refs/heads/from-inside"), "{refs}");
     assert!(!refs.contains("refs/heads/main"), "{refs}");
-    yard.ok(&["delete", "inside", "--force"]);
+    git_fixture.ok(&["delete", "inside", "--force"]);
 }
 
 #[test]
 fn two_sandboxes_that_push_at_once_lose_nothing() {
-    let harbour = Harbour::new(&Twist::default());
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
     let body = serde_json::json!({
         "container_id": "second", "container_ip": "127.0.0.2", "repos": [],
         "auth_mode": "user",
     });
-    harbour.yard.control("POST", "/internal/containers", &body);
-    let relay = relay(Ipv4Addr::new(127, 0, 0, 2).into(), harbour.yard.proxy());
-    let dirs = [harbour.clone_as("one"), harbour.clone_as("two")];
+    fixture
+        .git_fixture
+        .control("POST", "/internal/containers", &body);
+    let relay = relay(
+        Ipv4Addr::new(127, 0, 0, 2).into(),
+        fixture.git_fixture.proxy(),
+    );
+    let dirs = [fixture.clone_as("one"), fixture.clone_as("two")];
     let made: Vec<String> = std::thread::scope(|scope| {
         let push = |who: usize, dir: &Path| {
             let mut made = Vec::new();
             for n in 0..4 {
-                harbour.yard.commit(dir, &format!("{who}-{n}"), "text\n");
+                fixture
+                    .git_fixture
+                    .commit(dir, &format!("{who}-{n}"), "text\n");
                 let name = format!("refs/heads/own-{who}-{n}");
                 let spec = format!("HEAD:{name}");
-                let mut command = harbour.yard.command(dir, &["push", "-q", "origin", &spec]);
+                let mut command = fixture
+                    .git_fixture
+                    .command(dir, &["push", "-q", "origin", &spec]);
                 if who == 1 {
                     command.env("http_proxy", format!("http://{relay}"));
                 }
                 let output = command.output().unwrap();
-                assert!(output.status.success(), "{}", told(&output));
-                let head = harbour.yard.git_in(dir, &["rev-parse", "HEAD"]);
+                assert!(output.status.success(), "{}", describe(&output));
+                let head = fixture.git_fixture.git_in(dir, &["rev-parse", "HEAD"]);
                 made.push(format!("{name} {head}"));
             }
             made
@@ -384,13 +397,15 @@ fn two_sandboxes_that_push_at_once_lose_nothing() {
         let joined = threads.into_iter().map(|thread| thread.join().unwrap());
         joined.flatten().collect()
     });
-    let refs = harbour.refs();
+    let refs = fixture.refs();
     for one in made {
         assert!(refs.contains(&one), "{one} in {refs}");
     }
-    harbour.yard.git_in(&harbour.bare(), &["fsck", "--strict"]);
+    fixture
+        .git_fixture
+        .git_in(&fixture.bare(), &["fsck", "--strict"]);
     let both = || {
-        let records = harbour.yard.records();
+        let records = fixture.git_fixture.records();
         let pushed = |who: &str| {
             let mut all = records.iter();
             all.any(|one| one["sandbox"] == who && one["operation"] == "push")
@@ -402,21 +417,23 @@ fn two_sandboxes_that_push_at_once_lose_nothing() {
 
 #[test]
 fn a_mirror_that_is_not_configured_any_more_is_removed() {
-    let harbour = Harbour::new(&Twist::default());
-    harbour.clone_as("work");
-    let mirrors = harbour.yard.state().join("mirrors");
+    let fixture = MirrorFixture::new(&MirrorOptions::default());
+    fixture.clone_as("work");
+    let mirrors = fixture.git_fixture.state().join("mirrors");
     let count = || std::fs::read_dir(&mirrors).unwrap().count();
     assert_eq!(count(), 1);
-    let config = harbour.yard.path("palisade.yaml");
+    let config = fixture.git_fixture.path("palisade.yaml");
     let text = std::fs::read_to_string(&config).unwrap();
     let (rest, _) = text.split_once("  mirrors:").unwrap();
     std::fs::write(&config, rest).unwrap();
     wait::until("the mirror to go", || (count() == 0).then_some(()));
-    // It comes back where it is wanted again.
+    // The mirror is created again when it is configured again.
     std::fs::write(&config, text).unwrap();
     wait::until("a clone", || {
-        let top = harbour.yard.path("");
-        let cloned = harbour.yard.try_git(&top, &["clone", "-q", APP, "again"]);
+        let top = fixture.git_fixture.path("");
+        let cloned = fixture
+            .git_fixture
+            .try_git(&top, &["clone", "-q", APP, "again"]);
         cloned.status.success().then_some(())
     });
     assert_eq!(count(), 1);
@@ -424,19 +441,19 @@ fn a_mirror_that_is_not_configured_any_more_is_removed() {
 
 #[test]
 fn health_says_which_program_the_mirrors_lack() {
-    let place = Place::new(env!("CARGO_BIN_EXE_palisade"));
+    let gate_dir = GateDir::new(env!("CARGO_BIN_EXE_palisade"));
     let programs = tempfile::tempdir().unwrap();
     let configured = |mirror: &str| {
-        place.write_config(&format!("version: \"1.0\"\ngit:\n  mirrors: [{mirror}]\n"));
+        gate_dir.write_config(&format!("version: \"1.0\"\ngit:\n  mirrors: [{mirror}]\n"));
     };
     configured("{name: app, upstream: 'https://forge.example/acme/app'}");
-    let gate = place.start_with(|command| command.env("PATH", programs.path()));
+    let gate = gate_dir.start_with(|command| command.env("PATH", programs.path()));
     let error = |wanted: &str| {
         wait::until(wanted, || {
             let answer = gate.get("/internal/health");
             let error = answer.json()["errors"]["git_mirrors"].clone();
-            let told = error.as_str().is_some_and(|error| error.contains(wanted));
-            told.then_some(answer.status)
+            let matches = error.as_str().is_some_and(|error| error.contains(wanted));
+            matches.then_some(answer.status)
         })
     };
     assert_eq!(

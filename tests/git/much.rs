@@ -1,46 +1,46 @@
-//! Much of it: a large repository comes and goes whole. `just measure-git-traffic` says how
-//! long that takes beside the same past the gate.
+//! Clone and push of a large repository. `just measure-git-traffic` measures the time
+//! with and without the gate.
 
 use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::yard::{APP, Wish, Yard, told};
+use crate::git_fixture::{APP, FixtureOptions, GitFixture, describe};
 
-/// How large it is: small, unless somebody measures.
+/// The size of the repository: small, unless a benchmark sets it.
 fn size() -> (usize, usize) {
     let asked = std::env::var("PALISADE_GIT_MIB");
     asked.map_or((6, 1), |text| (text.parse().unwrap(), 3))
 }
 
-/// Files of 1 MiB that nothing makes smaller.
-fn fill(yard: &Yard, dir: &Path, name: &str, files: usize) {
+/// Incompressible files of 1 MiB.
+fn fill(fixture: &GitFixture, dir: &Path, name: &str, files: usize) {
     let mut noise = std::fs::File::open("/dev/urandom").unwrap();
     for number in 0..files {
         let mut bytes = vec![0; 1 << 20];
         noise.read_exact(&mut bytes).unwrap();
         std::fs::write(dir.join(format!("{name}-{number}")), bytes).unwrap();
     }
-    yard.git_in(dir, &["add", "-A"]);
-    yard.git_in(dir, &["commit", "-q", "-m", name]);
+    fixture.git_in(dir, &["add", "-A"]);
+    fixture.git_in(dir, &["commit", "-q", "-m", name]);
 }
 
-/// Runs git straight to the forge.
-fn past_the_gate(yard: &Yard, dir: &Path, args: &[&str]) {
-    let at = yard.forge.address();
+/// Runs git directly against the forge.
+fn past_the_gate(fixture: &GitFixture, dir: &Path, args: &[&str]) {
+    let at = fixture.forge.address();
     let led = format!(
         "http.curloptResolve=forge.example:{}:{}",
         at.port(),
         at.ip()
     );
     let args = [&["-c", &led, "-c", "http.postBuffer=1048576"], args].concat();
-    let mut command = yard.command(dir, &args);
+    let mut command = fixture.command(dir, &args);
     let output = command
         .env_remove("https_proxy")
-        .env("GIT_SSL_CAINFO", yard.path("root.pem"))
+        .env("GIT_SSL_CAINFO", fixture.path("root.pem"))
         .output()
         .unwrap();
-    assert!(output.status.success(), "{args:?}: {}", told(&output));
+    assert!(output.status.success(), "{args:?}: {}", describe(&output));
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
@@ -52,55 +52,56 @@ fn timed(work: impl FnOnce()) -> Duration {
 #[test]
 fn a_large_repository_comes_and_goes_whole() {
     let (mib, rounds) = size();
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         checked: true,
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    fill(&yard, &dir, "old", mib);
-    let upstream = yard.upstream("acme/app");
+    let dir = fixture.working_copy("work");
+    fill(&fixture, &dir, "old", mib);
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
-    let main = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-    yard.git_in(&dir, &["fetch", "-q", "origin"]);
-    let home = yard.path("");
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/main"]);
+    let main = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+    fixture.git_in(&dir, &["fetch", "-q", "origin"]);
+    let home = fixture.path("");
     let direct = format!(
         "https://forge.example:{}/acme/app",
-        yard.forge.address().port()
+        fixture.forge.address().port()
     );
     for round in 0..rounds {
         let (ours, theirs) = (format!("ours-{round}"), format!("theirs-{round}"));
-        let past = timed(|| past_the_gate(&yard, &home, &["clone", "-q", &direct, &theirs]));
-        let through = timed(|| drop(yard.git_in(&home, &["clone", "-q", APP, &ours])));
+        let past = timed(|| past_the_gate(&fixture, &home, &["clone", "-q", &direct, &theirs]));
+        let through = timed(|| drop(fixture.git_in(&home, &["clone", "-q", APP, &ours])));
         let ratio = past.as_secs_f64() / through.as_secs_f64();
         eprintln!("clone of {mib} MiB: past {past:.2?}, through {through:.2?}, {ratio:.2}");
-        let clone = yard.path(&ours);
-        assert_eq!(yard.git_in(&clone, &["rev-parse", "HEAD"]), main);
-        yard.git_in(&clone, &["fsck", "--strict"]);
+        let clone = fixture.path(&ours);
+        assert_eq!(fixture.git_in(&clone, &["rev-parse", "HEAD"]), main);
+        fixture.git_in(&clone, &["fsck", "--strict"]);
 
-        fill(&yard, &dir, &format!("new-{round}"), mib.min(80) / 2);
+        fill(&fixture, &dir, &format!("new-{round}"), mib.min(80) / 2);
         let branch = |name: &str| format!("HEAD:refs/heads/{name}-{round}");
         let (mine, other) = (branch("mine"), branch("other"));
         let post = "http.postBuffer=1048576";
         let push = ["-c", post, "push", "-q", "origin", &mine];
-        let through = timed(|| drop(yard.git_in(&dir, &push)));
-        // The same objects once more: upstream forgets them in between.
-        let head = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-        assert!(yard.refs("acme/app").contains(&head));
+        let through = timed(|| drop(fixture.git_in(&dir, &push)));
+        // The same objects again: upstream deletes them in between.
+        let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+        assert!(fixture.refs("acme/app").contains(&head));
         let made = format!("refs/heads/mine-{round}");
-        yard.git_in(&upstream, &["update-ref", "-d", &made]);
-        yard.git_in(&upstream, &["reflog", "expire", "--expire=now", "--all"]);
-        yard.git_in(&upstream, &["prune", "--expire=now"]);
-        yard.git_in(&upstream, &["repack", "-q", "-a", "-d"]);
-        let past = timed(|| past_the_gate(&yard, &dir, &["push", "-q", &direct, &other]));
+        fixture.git_in(&upstream, &["update-ref", "-d", &made]);
+        fixture.git_in(&upstream, &["reflog", "expire", "--expire=now", "--all"]);
+        fixture.git_in(&upstream, &["prune", "--expire=now"]);
+        fixture.git_in(&upstream, &["repack", "-q", "-a", "-d"]);
+        let past = timed(|| past_the_gate(&fixture, &dir, &["push", "-q", &direct, &other]));
         let ratio = past.as_secs_f64() / through.as_secs_f64();
         eprintln!("push: past {past:.2?}, through and read {through:.2?}, {ratio:.2}");
         assert!(
-            yard.refs("acme/app")
+            fixture
+                .refs("acme/app")
                 .contains(&format!("other-{round} {head}"))
         );
         let gone = format!("refs/heads/other-{round}");
-        yard.git_in(&upstream, &["update-ref", "-d", &gone]);
-        yard.git_in(&dir, &["reset", "-q", "--hard", &main]);
+        fixture.git_in(&upstream, &["update-ref", "-d", &gone]);
+        fixture.git_in(&dir, &["reset", "-q", "--hard", &main]);
     }
 }

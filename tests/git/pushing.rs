@@ -1,39 +1,39 @@
 //! Pushes that pass.
 
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::yard::{Wish, Yard, gits, told};
+use crate::git_fixture::{FixtureOptions, GitFixture, describe, gits};
 
 #[test]
 fn pushes_pass_in_every_form_with_every_git_and_protocol() {
-    let mut yard = Yard::new();
-    let dir = yard.working_copy("work");
+    let mut fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            let yard = yard.speaking(git, version);
+            let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: a new gate's bucket is full.
-                yard.ok(&["gate", "restart"]);
+                // Ten pushes at once, then one per second: a restarted gate has a full bucket.
+                fixture.ok(&["gate", "restart"]);
             }
             let name = |what: &str| format!("{what}-{at}-{version}");
             let branch = name("branch");
-            yard.rested();
-            yard.commit(&dir, &name("file"), "one\n");
-            yard.git_in(
+            fixture.rested();
+            fixture.commit(&dir, &name("file"), "one\n");
+            fixture.git_in(
                 &dir,
                 &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
             );
-            // A branch of its own is moved, and rewritten.
-            yard.commit(&dir, &name("file"), "two\n");
-            yard.git_in(
+            // The sandbox's own branch is moved, and rewritten.
+            fixture.commit(&dir, &name("file"), "two\n");
+            fixture.git_in(
                 &dir,
                 &["push", "-q", "origin", &format!("HEAD:refs/heads/{branch}")],
             );
-            yard.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
+            fixture.git_in(&dir, &["commit", "-q", "--amend", "-m", "again"]);
             let forced = format!("+HEAD:refs/heads/{branch}");
-            yard.git_in(&dir, &["push", "-q", "origin", &forced]);
+            fixture.git_in(&dir, &["push", "-q", "origin", &forced]);
             // Tags, several refs, all or none, options.
-            yard.git_in(&dir, &["tag", "-a", "-m", "a tag", &name("v")]);
+            fixture.git_in(&dir, &["tag", "-a", "-m", "a tag", &name("v")]);
             let (tag, more, third) = (name("v"), name("more"), name("third"));
             let refs = [
                 format!("HEAD:refs/heads/{more}"),
@@ -42,25 +42,25 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
             ];
             let args = ["push", "-q", "--atomic", "-o", "ci.skip", "origin"];
             let refs: Vec<&str> = refs.iter().map(String::as_str).collect();
-            yard.git_in(&dir, &[&args[..], &refs].concat());
-            let there = yard.refs("acme/app");
+            fixture.git_in(&dir, &[&args[..], &refs].concat());
+            let there = fixture.refs("acme/app");
             for name in [branch, more, tag, third] {
                 assert!(there.contains(&name), "{name} in {there}");
             }
-            let head = yard.git_in(&dir, &["rev-parse", "HEAD"]);
+            let head = fixture.git_in(&dir, &["rev-parse", "HEAD"]);
             assert!(there.contains(&head));
             // Nothing to push.
             let forced = format!("HEAD:refs/heads/{}", name("more"));
-            let output = yard.try_git(&dir, &["push", "origin", &forced]);
+            let output = fixture.try_git(&dir, &["push", "origin", &forced]);
             assert!(output.status.success());
             assert!(
-                said::err(&output).contains("up-to-date"),
+                output::stderr(&output).contains("up-to-date"),
                 "{}",
-                told(&output)
+                describe(&output)
             );
         }
     }
-    let metrics = yard.metrics();
+    let metrics = fixture.metrics();
     assert!(
         metrics.contains(
             "proxy_git_operations_total{operation=\"push\",verdict=\"allow\",outcome=\"ok\"}"
@@ -68,7 +68,7 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
         "{metrics}"
     );
     let pushes = || {
-        let records = yard.records();
+        let records = fixture.records();
         let push = records.into_iter().find(|one| one["operation"] == "push");
         push.filter(|one| one["repo"] == "acme/app" && one["refs"][0].is_string())
     };
@@ -78,37 +78,37 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
 
 #[test]
 fn a_branch_is_the_sandboxs_own_also_after_the_gate_starts_anew() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
-    let upstream = yard.upstream("acme/app");
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
+    let upstream = fixture.upstream("acme/app");
     let upstream = upstream.to_str().unwrap().to_owned();
-    yard.git_in(&dir, &["push", "-q", &upstream, "HEAD:refs/heads/theirs"]);
-    yard.commit(&dir, "a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    fixture.git_in(&dir, &["push", "-q", &upstream, "HEAD:refs/heads/theirs"]);
+    fixture.commit(&dir, "a", "a\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
     let recorded = || {
-        let mut records = yard.records().into_iter();
+        let mut records = fixture.records().into_iter();
         records.find(|one| one["event"] == "branch_made")
     };
     let made = wait::until("a record of the branch", recorded);
     assert_eq!(made["refs"], serde_json::json!(["refs/heads/mine"]));
-    yard.ok(&["gate", "restart"]);
-    yard.commit(&dir, "b", "b\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    fixture.ok(&["gate", "restart"]);
+    fixture.commit(&dir, "b", "b\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
     let args = ["push", "origin", "HEAD:refs/heads/theirs"];
-    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
 fn clients_are_asked_for_packs_that_hold_all_they_speak_of() {
-    let mut yard = Yard::new();
-    let dir = yard.working_copy("work");
+    let mut fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
     for version in [0, 1] {
-        let yard = yard.speaking(gits()[0], version);
-        yard.commit(&dir, &format!("file-{version}"), "text\n");
+        let fixture = fixture.speaking(gits()[0], version);
+        fixture.commit(&dir, &format!("file-{version}"), "text\n");
         let spec = format!("HEAD:refs/heads/new-{version}");
-        let mut command = yard.command(&dir, &["push", "-q", "origin", &spec]);
+        let mut command = fixture.command(&dir, &["push", "-q", "origin", &spec]);
         let output = command.env("GIT_TRACE_PACKET", "1").output().unwrap();
-        let said = said::err(&output);
+        let said = output::stderr(&output);
         assert!(output.status.success(), "{said}");
         let advertised = said.lines().find(|line| line.contains("report-status"));
         assert!(advertised.unwrap().contains(" no-thin"), "{said}");
@@ -117,9 +117,9 @@ fn clients_are_asked_for_packs_that_hold_all_they_speak_of() {
 
 #[test]
 fn a_branch_that_upstream_did_not_make_is_nobodys() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
-    let upstream = yard.upstream("acme/app");
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
+    let upstream = fixture.upstream("acme/app");
     std::fs::write(
         upstream.join("hooks/update"),
         "#!/bin/sh\necho never; exit 1\n",
@@ -128,55 +128,55 @@ fn a_branch_that_upstream_did_not_make_is_nobodys() {
     let hook = upstream.join("hooks/update");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(&hook, mode).unwrap();
-    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/new"]);
-    // Upstream's own refusal is heard as it is.
+    let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/new"]);
+    // Upstream's own refusal is passed on unchanged.
     assert!(!output.status.success());
-    let said = said::err(&output);
+    let said = output::stderr(&output);
     assert!(
         said.contains("remote: never") && said.contains("hook declined"),
         "{said}"
     );
     std::fs::remove_file(hook).unwrap();
     let path = upstream.to_str().unwrap();
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/new"]);
-    yard.commit(&dir, "a", "a\n");
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/new"]);
+    fixture.commit(&dir, "a", "a\n");
     let args = ["push", "origin", "HEAD:refs/heads/new"];
-    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
 fn branches_that_the_operator_lists_are_open() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         git: "  pushable: [\"team/*\"]\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    let upstream = yard.upstream("acme/app");
+    let dir = fixture.working_copy("work");
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap();
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/team/a"]);
-    yard.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/other"]);
-    yard.commit(&dir, "a", "a\n");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/team/a"]);
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/team/a"]);
+    fixture.git_in(&dir, &["push", "-q", path, "HEAD:refs/heads/other"]);
+    fixture.commit(&dir, "a", "a\n");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/team/a"]);
     let args = ["push", "origin", "HEAD:refs/heads/other"];
-    yard.refused(&dir, &args, "git_protected", "was not made by this sandbox");
+    fixture.refused(&dir, &args, "git_protected", "was not made by this sandbox");
 }
 
 #[test]
 fn a_bot_pushes_to_its_own_namespaces() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         bot: true,
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
+    let dir = fixture.working_copy("work");
     for branch in ["sandbox/one", "palisade/two"] {
         let spec = format!("HEAD:refs/heads/{branch}");
-        yard.git_in(&dir, &["push", "-q", "origin", &spec]);
+        fixture.git_in(&dir, &["push", "-q", "origin", &spec]);
     }
     for branch in ["main", "feature", "sandboxed"] {
         let spec = format!("HEAD:refs/heads/{branch}");
-        yard.commit(&dir, branch, "x\n");
+        fixture.commit(&dir, branch, "x\n");
         let args = ["push", "origin", &spec];
-        yard.refused(
+        fixture.refused(
             &dir,
             &args,
             "git_namespace",
@@ -187,22 +187,22 @@ fn a_bot_pushes_to_its_own_namespaces() {
 
 #[test]
 fn deletion_is_the_operators_to_allow() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         policy: "policy: {allow_branch_deletion: true}\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
-    yard.git_in(&dir, &["push", "-q", "origin", "--delete", "mine"]);
-    assert!(!yard.refs("acme/app").contains("mine"));
+    let dir = fixture.working_copy("work");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/mine"]);
+    fixture.git_in(&dir, &["push", "-q", "origin", "--delete", "mine"]);
+    assert!(!fixture.refs("acme/app").contains("mine"));
     let args = ["push", "origin", "--delete", "main"];
-    yard.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+    fixture.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
 }
 
 #[test]
 fn ten_thousand_commits_are_one_push() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
     let mut stream = String::new();
     for n in 0..10_000 {
         let data = format!("text {n}\n");
@@ -219,7 +219,7 @@ fn ten_thousand_commits_are_one_push() {
             data.len(),
         ));
     }
-    let mut child = yard
+    let mut child = fixture
         .command(&dir, &["fast-import", "--quiet"])
         .stdin(std::process::Stdio::piped())
         .spawn()
@@ -228,20 +228,23 @@ fn ten_thousand_commits_are_one_push() {
     std::io::Write::write_all(&mut stdin, stream.as_bytes()).unwrap();
     drop(stdin);
     assert!(child.wait().unwrap().success());
-    yard.git_in(&dir, &["push", "-q", "origin", "long"]);
-    let count = yard.git_in(&yard.upstream("acme/app"), &["rev-list", "--count", "long"]);
+    fixture.git_in(&dir, &["push", "-q", "origin", "long"]);
+    let count = fixture.git_in(
+        &fixture.upstream("acme/app"),
+        &["rev-list", "--count", "long"],
+    );
     assert_eq!(count, "10001");
 }
 
 #[test]
 fn the_operators_own_policy_judges_pushes() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
-    yard.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/ok/one"]);
-    yard.commit(&dir, "a", "a\n");
+    let dir = fixture.working_copy("work");
+    fixture.git_in(&dir, &["push", "-q", "origin", "HEAD:refs/heads/ok/one"]);
+    fixture.commit(&dir, "a", "a\n");
     let args = ["push", "origin", "HEAD:refs/heads/other"];
-    yard.refused(&dir, &args, "rego_denied", "Only below ok.");
+    fixture.refused(&dir, &args, "rego_denied", "Only below ok.");
 }

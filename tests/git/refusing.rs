@@ -1,29 +1,30 @@
-//! Pushes that are refused: git prints our sentence and fails, and upstream sees nothing.
+//! Refused pushes: git prints our sentence and fails, and upstream receives nothing.
 
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{Yard, gits, told};
+use crate::git_fixture::{GitFixture, describe, gits};
 
 const TARGET: &str = "https://forge.example/acme/app/git-receive-pack";
 
 #[test]
 fn every_rule_about_refs_refuses_in_words_that_git_prints() {
-    let mut yard = Yard::new();
-    let dir = yard.working_copy("work");
-    let upstream = yard.upstream("acme/app");
+    let mut fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
+    let upstream = fixture.upstream("acme/app");
     let path = upstream.to_str().unwrap().to_owned();
     for there in ["refs/heads/theirs", "refs/tags/v1", "refs/heads/release/1"] {
         let spec = format!("HEAD:{there}");
-        yard.git_in(&dir, &["push", "-q", &path, &spec]);
+        fixture.git_in(&dir, &["push", "-q", &path, &spec]);
     }
-    yard.commit(&dir, "a", "a\n");
+    fixture.commit(&dir, "a", "a\n");
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 2] {
-            let yard = yard.speaking(git, version);
+            let fixture = fixture.speaking(git, version);
             if at + usize::from(version) > 0 {
-                // Ten pushes, then one a second: the bucket is the gate's, and a new gate's
-                // is full.
-                yard.ok(&["gate", "restart"]);
+                // Ten pushes at once, then one per second: the bucket belongs to the gate, and a
+                // restarted
+                // gate has a full one.
+                fixture.ok(&["gate", "restart"]);
             }
             for (specs, reason, sentence) in [
                 (
@@ -78,11 +79,11 @@ fn every_rule_about_refs_refuses_in_words_that_git_prints() {
                 ),
             ] {
                 let args = [&["push", "origin"], specs].concat();
-                yard.refused(&dir, &args, reason, sentence);
+                fixture.refused(&dir, &args, reason, sentence);
             }
         }
     }
-    yard.ok(&["gate", "restart"]);
+    fixture.ok(&["gate", "restart"]);
     let args = [
         "push",
         "--atomic",
@@ -90,8 +91,8 @@ fn every_rule_about_refs_refuses_in_words_that_git_prints() {
         "HEAD:refs/heads/fine",
         "HEAD:refs/heads/main",
     ];
-    yard.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
-    let metrics = yard.metrics();
+    fixture.refused(&dir, &args, "git_protected", "refs/heads/main is protected");
+    let metrics = fixture.metrics();
     assert!(
         metrics.contains("proxy_git_push_blocked_total{reason=\"git_protected\"} 1"),
         "{metrics}"
@@ -100,51 +101,51 @@ fn every_rule_about_refs_refuses_in_words_that_git_prints() {
 
 #[test]
 fn a_push_to_a_host_that_is_not_gits_is_refused() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
     let url = "https://elsewhere.example/acme/app.git";
-    let asked = yard.forge.asked().len();
-    let output = yard.try_git(&dir, &["push", url, "HEAD:refs/heads/feature"]);
-    let said = said::err(&output);
-    assert!(!output.status.success(), "{}", told(&output));
+    let asked = fixture.forge.requests().len();
+    let output = fixture.try_git(&dir, &["push", url, "HEAD:refs/heads/feature"]);
+    let said = output::stderr(&output);
+    assert!(!output.status.success(), "{}", describe(&output));
     assert!(
         said.contains("remote: Pushes to elsewhere.example are not open"),
         "{said}"
     );
-    let (status, body) = yard.post(&format!("{url}/git-receive-pack"), b"0000", &[]);
+    let (status, body) = fixture.post(&format!("{url}/git-receive-pack"), b"0000", &[]);
     assert_eq!(status, 403, "{body}");
     assert!(body.contains("\"rule\":\"git.hosts\""), "{body}");
-    assert_eq!(yard.forge.asked().len(), asked);
-    // Reading is the allowlist's business there.
-    yard.git_in(&dir, &["ls-remote", url]);
+    assert_eq!(fixture.forge.requests().len(), asked);
+    // The allowlist decides about reading there.
+    fixture.git_in(&dir, &["ls-remote", url]);
 }
 
 #[test]
 fn a_ref_that_is_no_text_is_refused() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
-    let mut command = yard.command(&dir, &["push", "origin"]);
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
+    let mut command = fixture.command(&dir, &["push", "origin"]);
     command
         .arg(std::os::unix::ffi::OsStrExt::from_bytes(b"HEAD:refs/heads/\xff") as &std::ffi::OsStr);
     let output = command.output().unwrap();
-    let said = said::err(&output);
-    assert!(!output.status.success(), "{}", told(&output));
+    let said = output::stderr(&output);
+    assert!(!output.status.success(), "{}", describe(&output));
     assert!(said.contains("The name of a ref is not UTF-8"), "{said}");
     assert!(said.contains("git_malformed"), "{said}");
-    assert_eq!(yard.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed(), 0);
 }
 
 #[test]
 fn pushes_that_come_too_fast_are_refused() {
-    let yard = Yard::new();
-    let file = yard.path("push");
+    let fixture = GitFixture::new();
+    let file = fixture.path("push");
     std::fs::write(&file, push_body()).unwrap();
     let data = format!("@{}", file.display());
     let kind = "content-type: application/x-git-receive-pack-request";
     let mut args = vec!["-H", kind, "--data-binary", &data];
     args.extend([TARGET; 40]);
-    // One connection, one after the other.
-    let (_, said) = yard.curl(&args);
+    // One connection, in sequence.
+    let (_, said) = fixture.curl(&args);
     let of = |word: &str| said.matches(word).count();
     let (judged, rate) = (
         of("ng refs/heads/main palisade: git_protected"),
@@ -153,7 +154,7 @@ fn pushes_that_come_too_fast_are_refused() {
     assert_eq!(judged + rate, 40, "{said}");
     assert!(judged >= 10 && rate > 0, "{judged} judged, {rate} too fast");
     assert!(said.contains("Too many pushes in too short a time: wait 1 s."));
-    assert_eq!(yard.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed(), 0);
 }
 
 /// A push to a protected branch, as bytes.

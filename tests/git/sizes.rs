@@ -1,13 +1,13 @@
-//! How large a push may be, and what it costs the gate.
+//! Size limits of a push, and its memory in the gate.
 
 use serde_json::json;
-use testkit::said;
+use testkit::output;
 
-use crate::yard::{Wish, Yard, told};
+use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 
 const TARGET: &str = "https://forge.example/acme/app.git/git-receive-pack";
 
-/// A push of exactly that many bytes.
+/// A push of exactly this many bytes.
 fn body(length: usize) -> Vec<u8> {
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {one} refs/heads/main\0report-status");
@@ -31,28 +31,28 @@ fn seed_003_push_over_the_limit_is_413_with_the_guidance() {
             "git push origin HEAD:refs/heads/branch"
         ]
     });
-    for (wish, limit) in [
+    for (options, limit) in [
         (
-            Wish {
+            FixtureOptions {
                 policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000}}\n",
-                ..Wish::default()
+                ..FixtureOptions::default()
             },
             1000,
         ),
         (
-            Wish {
+            FixtureOptions {
                 policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000}}\n",
                 limit: Some(3000),
-                ..Wish::default()
+                ..FixtureOptions::default()
             },
             3000,
         ),
     ] {
-        let yard = Yard::with(wish);
-        let (status, said) = yard.post(TARGET, &body(limit), &[]);
+        let fixture = GitFixture::with(options);
+        let (status, said) = fixture.post(TARGET, &body(limit), &[]);
         assert_eq!(status, 200, "{said}");
         assert!(said.contains("git_protected"), "it was read: {said}");
-        let (status, said) = yard.post(TARGET, &body(limit + 1), &[]);
+        let (status, said) = fixture.post(TARGET, &body(limit + 1), &[]);
         assert_eq!(status, 413, "{said}");
         let said: serde_json::Value = serde_json::from_str(&said).unwrap();
         assert_eq!(said["error"], "Push size exceeds limit");
@@ -60,7 +60,7 @@ fn seed_003_push_over_the_limit_is_413_with_the_guidance() {
         assert_eq!(said["details"]["limit_bytes"], limit);
         assert_eq!(said["reason"], "git_size");
         assert_eq!(said["guidance"], guidance);
-        assert_eq!(yard.forge.asked().len(), 0);
+        assert_eq!(fixture.forge.requests().len(), 0);
     }
 }
 
@@ -80,44 +80,46 @@ fn noise(length: usize) -> Vec<u8> {
 
 #[test]
 fn a_push_of_ninety_megabytes_waits_on_disk() {
-    let yard = Yard::new();
-    let dir = yard.working_copy("work");
+    let fixture = GitFixture::new();
+    let dir = fixture.working_copy("work");
     std::fs::write(dir.join("large"), noise(90 << 20)).unwrap();
-    yard.git_in(&dir, &["add", "-A"]);
-    yard.git_in(&dir, &["commit", "-q", "-m", "large"]);
-    let (_, idle) = yard.memory();
-    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
-    assert!(output.status.success(), "{}", told(&output));
-    let said = said::err(&output);
+    fixture.git_in(&dir, &["add", "-A"]);
+    fixture.git_in(&dir, &["commit", "-q", "-m", "large"]);
+    let (_, idle) = fixture.memory();
+    let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
+    assert!(output.status.success(), "{}", describe(&output));
+    let said = output::stderr(&output);
     assert!(
         said.contains("remote: palisade: this push has 90"),
         "{said}"
     );
-    let (most, _) = yard.memory();
+    let (most, _) = fixture.memory();
     assert!(
         most - idle < 64 * 1024,
         "{idle} KiB idle, {most} KiB at most"
     );
-    assert!(yard.refs("acme/app").contains("refs/heads/large"));
-    let left = std::fs::read_dir(yard.path("state/spool")).unwrap().count();
+    assert!(fixture.refs("acme/app").contains("refs/heads/large"));
+    let left = std::fs::read_dir(fixture.path("state/spool"))
+        .unwrap()
+        .count();
     assert_eq!(left, 0);
 }
 
 #[test]
 fn git_hears_of_a_push_that_is_too_large() {
-    let yard = Yard::with(Wish {
+    let fixture = GitFixture::with(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 3000000}}\n",
-        ..Wish::default()
+        ..FixtureOptions::default()
     });
-    let dir = yard.working_copy("work");
+    let dir = fixture.working_copy("work");
     std::fs::write(dir.join("large"), noise(4 << 20)).unwrap();
-    yard.git_in(&dir, &["add", "-A"]);
-    yard.git_in(&dir, &["commit", "-q", "-m", "large"]);
-    let before = yard.refs("acme/app");
-    let output = yard.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
-    let said = said::err(&output);
+    fixture.git_in(&dir, &["add", "-A"]);
+    fixture.git_in(&dir, &["commit", "-q", "-m", "large"]);
+    let before = fixture.refs("acme/app");
+    let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
+    let said = output::stderr(&output);
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("413"), "{said}");
-    assert_eq!(yard.refs("acme/app"), before);
-    assert_eq!(yard.forge.pushed(), 0, "upstream saw bytes of it");
+    assert_eq!(fixture.refs("acme/app"), before);
+    assert_eq!(fixture.forge.pushed(), 0, "upstream saw bytes of it");
 }

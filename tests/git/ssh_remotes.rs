@@ -1,12 +1,12 @@
 //! Repositories whose origin is an ssh URL: inside a sandbox git uses HTTPS through the gate.
 
-use crate::yard::{APP, Yard, told};
+use crate::git_fixture::{APP, GitFixture, describe};
 
 /// Issue 14, number 15.
 #[test]
 fn ssh_origins_are_fetched_and_pushed_over_https() {
-    let yard = Yard::new();
-    let project = yard.working_copy("project");
+    let fixture = GitFixture::new();
+    let project = fixture.working_copy("project");
     for (index, origin) in [
         "git@forge.example:acme/app.git",
         "ssh://git@forge.example/acme/app",
@@ -16,27 +16,27 @@ fn ssh_origins_are_fetched_and_pushed_over_https() {
     .into_iter()
     .enumerate()
     {
-        yard.git_in(&project, &["remote", "set-url", "origin", origin]);
+        fixture.git_in(&project, &["remote", "set-url", "origin", origin]);
         let name = format!("agent-{index}");
-        let made = yard.operator_in(&project, &["create", &name]);
-        assert!(made.status.success(), "{origin}: {}", told(&made));
+        let made = fixture.operator_in(&project, &["create", &name]);
+        assert!(made.status.success(), "{origin}: {}", describe(&made));
         let inside = |line: &str| {
-            let output = yard.operator(&["exec", &name, "--", "bash", "-c", line]);
-            assert!(output.status.success(), "{origin}: {}", told(&output));
-            testkit::said::out(&output)
+            let output = fixture.operator(&["exec", &name, "--", "bash", "-c", line]);
+            assert!(output.status.success(), "{origin}: {}", describe(&output));
+            testkit::output::stdout(&output)
         };
         let url = inside("git ls-remote --get-url origin");
         assert!(url.starts_with(APP), "{origin}: {url}");
-        let fetched = yard.forge.asked().len();
+        let fetched = fixture.forge.requests().len();
         inside("git fetch origin && git rev-parse refs/remotes/origin/main");
-        assert!(yard.forge.asked().len() > fetched, "{origin}");
+        assert!(fixture.forge.requests().len() > fetched, "{origin}");
         inside(&format!(
             "git commit -q --allow-empty -m {name} && git push origin HEAD:refs/heads/{name}"
         ));
         let tip = inside("git rev-parse HEAD");
         let pushed = format!("refs/heads/{name} {}", tip.trim());
-        assert!(yard.refs("acme/app").contains(&pushed), "{origin}");
-        // What an agent types, whatever its origin is.
+        assert!(fixture.refs("acme/app").contains(&pushed), "{origin}");
+        // The commands of an agent, independent of its origin.
         inside("git ls-remote git@forge.example:acme/app");
     }
 }

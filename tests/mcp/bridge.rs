@@ -1,4 +1,4 @@
-//! A gate with a stdio server behind it, and a client that says what a test wants said.
+//! Fixture: a gate with a stdio server behind the bridge, and an HTTP client.
 
 use std::fmt::Write as _;
 use std::io::{BufReader, Write as _};
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
-use testkit::http::{self, Answer};
+use testkit::gate::{GateDir, GateProcess};
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
 use testkit::wait;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place whose gate serves tools.
+/// A gate directory whose gate serves tools.
 pub(crate) struct Bridge {
-    pub(crate) place: Place,
+    pub(crate) gate_dir: GateDir,
     pub(crate) address: SocketAddr,
-    /// Held while the gate's address is one of this machine's loopback.
+    /// Reserved while the gate's address is on the machine's loopback.
     port: Option<Arc<Port>>,
     tools: String,
     server: String,
@@ -37,13 +37,13 @@ impl Bridge {
         }
     }
 
-    /// The same at an address that nothing else uses.
+    /// A fixture at an address that nothing else uses.
     pub(crate) fn at(address: SocketAddr) -> Self {
-        // A build that is worth measuring, where somebody measures.
+        // Benchmarks set another build.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
+        let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         Self {
-            place,
+            gate_dir,
             address,
             port: None,
             tools: String::new(),
@@ -52,12 +52,12 @@ impl Bridge {
         }
     }
 
-    /// Our own server as `fixture`.
+    /// Adds `mcp-fixture` as the tool `fixture`.
     pub(crate) fn with_fixture() -> Self {
         Self::new().fixture("fixture", &[])
     }
 
-    /// Our own server under a name, with switches.
+    /// Adds `mcp-fixture` under a name, with options.
     pub(crate) fn fixture(self, name: &str, switches: &[&str]) -> Self {
         let program = testkit::mcp::fixture();
         let mut command = vec![program.to_str().unwrap()];
@@ -65,7 +65,7 @@ impl Bridge {
         self.tool(name, &command, "")
     }
 
-    /// A tool with this command, and more lines of its entry.
+    /// Adds a tool with this command, and more lines of its entry.
     pub(crate) fn tool(mut self, name: &str, command: &[&str], more: &str) -> Self {
         let command = json!(command);
         writeln!(self.tools, "  - name: {name}\n    command: {command}").unwrap();
@@ -75,13 +75,13 @@ impl Bridge {
         self
     }
 
-    /// A line of the section `server`.
+    /// Adds a line to the section `server`.
     pub(crate) fn server(mut self, line: &str) -> Self {
         writeln!(self.server, "  {line}").unwrap();
         self
     }
 
-    /// A policy bundle `guard` for tool calls, with these rules.
+    /// Adds a policy bundle `guard` for tool calls, with these rules.
     pub(crate) fn policy(self, rules: &str) -> Self {
         let dir = self.path("guard");
         std::fs::create_dir_all(&dir).unwrap();
@@ -95,21 +95,21 @@ impl Bridge {
         ))
     }
 
-    /// Another section of the file.
+    /// Adds another section of the file.
     pub(crate) fn section(mut self, section: &str) -> Self {
         writeln!(self.sections, "{section}").unwrap();
         self
     }
 
-    /// Writes the operator's file and starts the gate.
-    pub(crate) fn start(&self) -> Gate<'_> {
+    /// Writes palisade.yaml and starts the gate.
+    pub(crate) fn start(&self) -> GateProcess<'_> {
         self.write();
-        self.place.start()
+        self.gate_dir.start()
     }
 
-    /// Writes the operator's file.
+    /// Writes palisade.yaml.
     pub(crate) fn write(&self) {
-        self.place.write_config(&self.text(&self.sections));
+        self.gate_dir.write_config(&self.text(&self.sections));
     }
 
     fn text(&self, sections: &str) -> String {
@@ -126,15 +126,19 @@ impl Bridge {
 
     /// Writes the file with these sections instead of its own, and reloads it.
     pub(crate) fn reload_with(&self, sections: &str) {
-        self.place.write_config(&self.text(sections));
-        let output = self.place.run(&["config", "reload"]);
-        assert!(output.status.success(), "{}", testkit::said::err(&output));
+        self.gate_dir.write_config(&self.text(sections));
+        let output = self.gate_dir.run(&["config", "reload"]);
+        assert!(
+            output.status.success(),
+            "{}",
+            testkit::output::stderr(&output)
+        );
     }
 
-    /// Writes the file anew, with our own server under these names and switches.
+    /// Writes palisade.yaml again, with `mcp-fixture` under these names and options.
     pub(crate) fn rewrite(&self, fixtures: &[(&str, &[&str])]) {
         let mut changed = Self {
-            place: Place::new(PALISADE),
+            gate_dir: GateDir::new(PALISADE),
             address: self.address,
             port: self.port.clone(),
             tools: String::new(),
@@ -144,17 +148,17 @@ impl Bridge {
         for (name, switches) in fixtures {
             changed = changed.fixture(name, switches);
         }
-        self.place.write_config(&changed.text(&changed.sections));
+        self.gate_dir.write_config(&changed.text(&changed.sections));
     }
 
-    /// Where a tool is.
+    /// The path of a tool.
     pub(crate) fn url(&self, tool: &str) -> String {
         format!("http://{}/mcp/{tool}", self.address)
     }
 
-    /// A file of the place.
+    /// A file in the gate directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.gate_dir.path().join(name)
     }
 
     /// A connection to the gate.
@@ -162,7 +166,7 @@ impl Bridge {
         connect(self.address)
     }
 
-    /// Sends a request on a connection of its own, and does not wait.
+    /// Sends a request on a new connection, and does not wait.
     pub(crate) fn send(
         &self,
         method: &str,
@@ -173,20 +177,20 @@ impl Bridge {
         send(self.address, method, path, headers, body)
     }
 
-    /// Sends a request and reads its answer to the end.
-    pub(crate) fn ask(
+    /// Sends a request and reads the whole response.
+    pub(crate) fn request(
         &self,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Answer {
-        ask(self.address, method, path, headers, body)
+    ) -> HttpResponse {
+        exchange(self.address, method, path, headers, body)
     }
 
-    /// The value of a series in the gate's metrics; none where it is not there.
+    /// The value of a series in the gate's metrics, if it exists.
     pub(crate) fn metric(&self, series: &str) -> Option<u64> {
-        let text = self.ask("GET", "/metrics", &[], "").text();
+        let text = self.request("GET", "/metrics", &[], "").text();
         value_of(&text, series)
     }
 
@@ -198,41 +202,41 @@ impl Bridge {
         );
     }
 
-    /// Sends a request as it is written, and reads its answer to the end.
-    pub(crate) fn raw(&self, request: &str) -> Answer {
+    /// Sends raw request bytes, and reads the whole response.
+    pub(crate) fn raw(&self, request: &str) -> HttpResponse {
         let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
-        http::read_answer(BufReader::new(stream)).unwrap()
+        http::read_response(BufReader::new(stream)).unwrap()
     }
 
     /// Calls the hook `before` or `after`.
-    pub(crate) fn hook(&self, moment: &str, body: &Value) -> Answer {
+    pub(crate) fn hook(&self, moment: &str, body: &Value) -> HttpResponse {
         let path = format!("/intercept/{moment}");
-        self.ask("POST", &path, &[], &body.to_string())
+        self.request("POST", &path, &[], &body.to_string())
     }
 
-    /// A session with a tool, as revisions up to 2025-11-25 have them.
+    /// Opens a session with a tool, as of revisions up to 2025-11-25.
     pub(crate) fn session(&self, tool: &str) -> Session<'_> {
         self.try_session(tool)
             .unwrap_or_else(|answer| panic!("no session: {answer:?}"))
     }
 
-    /// The same, or what was answered instead.
-    pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, Answer> {
+    /// Opens a session, or returns the refusal.
+    pub(crate) fn try_session(&self, tool: &str) -> Result<Session<'_>, HttpResponse> {
         self.session_of(tool, None)
     }
 
-    /// The same for an agent of that name.
+    /// Opens a session for an agent of that name.
     pub(crate) fn session_of(
         &self,
         tool: &str,
         agent: Option<&str>,
-    ) -> Result<Session<'_>, Answer> {
+    ) -> Result<Session<'_>, HttpResponse> {
         let path = format!("/mcp/{tool}");
         let body = initialize();
         let named = agent.map(|agent| ("X-Agent-ID", agent));
         let headers: Vec<_> = named.into_iter().collect();
-        let answer = self.ask("POST", &path, &headers, &body);
+        let answer = self.request("POST", &path, &headers, &body);
         let id = answer.header("mcp-session-id").map(str::to_owned);
         let Some(id) = id.filter(|_| answer.status == 200) else {
             return Err(answer);
@@ -249,16 +253,21 @@ impl Bridge {
     }
 
     /// Sends a request of revision 2026-07-28 to `fixture`.
-    pub(crate) fn stateless(&self, method: &str, name: Option<&str>, params: &Value) -> Answer {
+    pub(crate) fn stateless(
+        &self,
+        method: &str,
+        name: Option<&str>,
+        params: &Value,
+    ) -> HttpResponse {
         let (headers, body) = stateless_request(method, name, params);
-        self.ask("POST", "/mcp/fixture", &headers, &body)
+        self.request("POST", "/mcp/fixture", &headers, &body)
     }
 
     /// Processes of the server behind the bridge.
     pub(crate) fn servers(&self) -> Vec<i32> {
         let program = testkit::mcp::fixture();
         let program = program.canonicalize().unwrap();
-        testkit::leftovers::processes(&self.place)
+        testkit::leftovers::processes(&self.gate_dir)
             .filter(|pid| {
                 let link = std::fs::read_link(format!("/proc/{pid}/exe"));
                 link.is_ok_and(|exe| exe == program)
@@ -276,7 +285,7 @@ pub(crate) fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends a request to an address on a connection of its own, and does not wait.
+/// Sends a request to an address on a new connection, and does not wait.
 pub(crate) fn send(
     address: SocketAddr,
     method: &str,
@@ -302,18 +311,18 @@ pub(crate) fn send(
     stream
 }
 
-/// Sends a request to an address and reads its answer to the end.
-pub(crate) fn ask(
+/// Sends a request to an address and reads the whole response.
+pub(crate) fn exchange(
     address: SocketAddr,
     method: &str,
     path: &str,
     headers: &[(&str, &str)],
     body: &str,
-) -> Answer {
+) -> HttpResponse {
     let mut headers = headers.to_vec();
     headers.push(("Connection", "close"));
     let stream = send(address, method, path, &headers, body);
-    http::read_answer(BufReader::new(stream)).unwrap()
+    http::read_response(BufReader::new(stream)).unwrap()
 }
 
 /// The value of a series in Prometheus text.
@@ -366,7 +375,7 @@ pub(crate) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Its headers.
+    /// The headers of the session.
     pub(crate) fn headers(&self) -> Vec<(&str, &str)> {
         let agent = self.agent.as_deref();
         let agent = agent.map(|agent| ("X-Agent-ID", agent));
@@ -379,9 +388,10 @@ impl Session<'_> {
         .collect()
     }
 
-    /// Posts a message and reads the answer to its end.
-    pub(crate) fn post(&self, body: &str) -> Answer {
-        self.bridge.ask("POST", &self.path, &self.headers(), body)
+    /// Posts a message and reads the whole response.
+    pub(crate) fn post(&self, body: &str) -> HttpResponse {
+        self.bridge
+            .request("POST", &self.path, &self.headers(), body)
     }
 
     /// Posts a message and does not wait.
@@ -389,7 +399,7 @@ impl Session<'_> {
         self.bridge.send("POST", &self.path, &self.headers(), body)
     }
 
-    /// Calls a tool; its whole answer, whatever it is.
+    /// Calls a tool and returns the whole response.
     pub(crate) fn call(&self, name: &str, arguments: &Value) -> Value {
         let params = json!({"name": name, "arguments": arguments});
         let answer = self.post(&request(1, "tools/call", &params));
@@ -409,15 +419,17 @@ impl Session<'_> {
             .to_owned()
     }
 
-    /// Ends it.
+    /// Ends the session.
     pub(crate) fn delete(&self) -> u16 {
-        let answer = self.bridge.ask("DELETE", &self.path, &self.headers(), "");
+        let answer = self
+            .bridge
+            .request("DELETE", &self.path, &self.headers(), "");
         answer.status
     }
 }
 
-/// The JSON-RPC messages of an answer, JSON or events.
-pub(crate) fn messages(answer: &Answer) -> Vec<Value> {
+/// The JSON-RPC messages of a response, as JSON or events.
+pub(crate) fn messages(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let events = answer
         .header("content-type")
@@ -430,7 +442,7 @@ pub(crate) fn messages(answer: &Answer) -> Vec<Value> {
         .collect()
 }
 
-/// The Node that came with them.
+/// The Node.js that was installed with the clients.
 pub(crate) fn node() -> Command {
     Command::new(testkit::mcp::peers().join("node_modules/.bin/node"))
 }

@@ -3,11 +3,11 @@
 use std::process::{Command, Output};
 
 use testkit::mcp::peers;
-use testkit::said;
+use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
-/// Who asks.
+/// The client under test.
 #[derive(Clone, Copy, Debug)]
 enum Client {
     Python,
@@ -15,7 +15,7 @@ enum Client {
 }
 
 impl Client {
-    /// How it can connect, and the path of each.
+    /// The transports of the client, with the path of each.
     fn ways(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Client::Python => &[("http", "/mcp/"), ("handshake", "/mcp/"), ("sse", "/sse")],
@@ -42,7 +42,7 @@ impl Client {
     }
 }
 
-/// Every way of a client to a server behind a bridge holds what it must.
+/// Every transport of a client to a server behind the bridge shows the expected results.
 fn drive(
     client: Client,
     server: &str,
@@ -52,7 +52,7 @@ fn drive(
     let _gate = bridge.start();
     for (way, path) in client.ways() {
         let output = client.run(bridge, way, path, server);
-        let said = said::out(&output);
+        let said = output::stdout(&output);
         let held: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
@@ -60,7 +60,7 @@ fn drive(
         assert!(
             output.status.success() && held == checks(way),
             "{client:?} over {way}: {held:?}\n{}",
-            said::err(&output)
+            output::stderr(&output)
         );
     }
 }
@@ -110,7 +110,7 @@ fn git(client: Client) {
         let mut command = Command::new("git");
         command.arg("-C").arg(bridge.path("work")).args(words);
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", said::err(&output));
+        assert!(output.status.success(), "{}", output::stderr(&output));
     };
     run(&["init", "-q"]);
     let who = ["-c", "user.name=Test", "-c", "user.email=test@example.com"];
@@ -153,8 +153,8 @@ fn the_python_client_gets_everything_from_our_server() {
             "cancel",
             "error",
         ];
-        // Its client of the older transport does not come back, and the newest revision has
-        // nothing to come back to.
+        // This client does not reconnect over the older transport, and the newest revision has
+        // no stream to resume.
         checks.extend((way == "handshake").then_some("resume"));
         checks
     });

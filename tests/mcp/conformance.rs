@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::Value;
 use testkit::mcp::peers;
-use testkit::said;
+use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
-/// Runs what a revision requires; how many of its scenarios passed, of how many.
+/// Runs the scenarios that a revision requires; returns how many passed, and the total.
 fn passed(revision: &str) -> (usize, usize) {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
@@ -24,7 +24,7 @@ fn passed(revision: &str) -> (usize, usize) {
         .arg(&results)
         .output()
         .unwrap();
-    let scenarios = scenarios(&said::out(&output));
+    let scenarios = scenarios(&output::stdout(&output));
     let required = required(revision);
     let good = required
         .iter()
@@ -34,13 +34,13 @@ fn passed(revision: &str) -> (usize, usize) {
         output.status.success(),
         "{good} of {} passed\n{}\n{}",
         required.len(),
-        said::out(&output),
+        output::stdout(&output),
         complaints(&results),
     );
     (good, required.len())
 }
 
-/// The summary's lines: each scenario, and whether it passed.
+/// The lines of the summary: each scenario, and whether it passed.
 fn scenarios(said: &str) -> BTreeMap<String, bool> {
     let summary = said.split("=== SUMMARY ===").nth(1).unwrap_or("");
     let lines = summary.lines().filter_map(|line| {
@@ -55,7 +55,7 @@ fn scenarios(said: &str) -> BTreeMap<String, bool> {
     lines.collect()
 }
 
-/// The scenarios that a revision requires of a server: the suite's own list.
+/// The scenarios that a revision requires of a server, from the suite's own list.
 fn required(revision: &str) -> Vec<String> {
     let file =
         format!("node_modules/@modelcontextprotocol/conformance/requirements/{revision}.yaml");
@@ -65,7 +65,7 @@ fn required(revision: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Every check that did not hold, with the suite's words.
+/// Every failed check, with the message of the suite.
 fn complaints(results: &Path) -> String {
     let mut said = String::new();
     for entry in std::fs::read_dir(results).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! What the hooks of a gateway and the bridge share about one call.
+//! The context that a gateway's hooks and the bridge share about one call.
 
 use std::io::BufReader;
 
@@ -8,8 +8,8 @@ use testkit::http;
 use crate::bridge::{Bridge, messages, request};
 use crate::relay::events;
 
-/// The hooks are told apart from the bridge by their session, so that every decision below is
-/// made where the test expects it.
+/// The policy distinguishes the hooks from the bridge by their session, so that every decision
+/// below is made where the test expects it.
 const POLICY: &str = r#"
 default decision := {"action": "allow"}
 
@@ -38,7 +38,7 @@ decision := {"action": "redact", "outputs": {"modified_data": {"content": [{"typ
 }
 "#;
 
-/// How a call comes to the bridge.
+/// The transport of a call to the bridge.
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     Streamable,
@@ -53,7 +53,7 @@ enum Naming {
     Header,
 }
 
-/// Makes the call `name` as `agent`, for the request `id`, and returns its whole answer.
+/// Makes the call `name` as `agent`, for the request `id`, and returns the whole response.
 fn call(
     bridge: &Bridge,
     (transport, naming): (Transport, Naming),
@@ -73,7 +73,7 @@ fn call(
             let mut all = session.headers();
             all.extend(headers);
             let body = request(1, "tools/call", &params);
-            answer_of(&bridge.ask("POST", &session.path, &all, &body))
+            answer_of(&bridge.request("POST", &session.path, &all, &body))
         }
         Transport::Sse => {
             let opened = bridge.send("GET", "/sse", &headers[..1], "");
@@ -81,7 +81,7 @@ fn call(
             http::read_head(&mut stream).unwrap();
             let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
             let post = |body: &str| {
-                let answer = bridge.ask("POST", &endpoint, &headers, body);
+                let answer = bridge.request("POST", &endpoint, &headers, body);
                 assert_eq!(answer.status, 202, "{}", answer.text());
             };
             let client = json!({"name": "test", "version": "1"});
@@ -104,12 +104,12 @@ fn call(
                 ("Mcp-Name", name),
             ]);
             let body = request(1, "tools/call", &params);
-            answer_of(&bridge.ask("POST", "/mcp/fixture", &headers, &body))
+            answer_of(&bridge.request("POST", "/mcp/fixture", &headers, &body))
         }
     }
 }
 
-fn answer_of(answer: &http::Answer) -> Value {
+fn answer_of(answer: &http::HttpResponse) -> Value {
     let mut all = messages(answer).into_iter();
     let found = all.find(|message| message["id"] == 1);
     found.unwrap_or_else(|| panic!("no answer: {}", answer.text()))
@@ -127,7 +127,7 @@ fn before(bridge: &Bridge, id: &str, name: &str) -> Value {
     answer.json()
 }
 
-/// What the policy of the after hook finds about the call.
+/// The context of the call in the policy of the after hook.
 fn after(bridge: &Bridge, id: &str, answer: &Value) -> Value {
     let mut body = json!({
         "version": "1.0", "type": "after", "request_id": id,
@@ -144,7 +144,7 @@ fn after(bridge: &Bridge, id: &str, answer: &Value) -> Value {
     answer["modified_data"].clone()
 }
 
-/// Walks a call that works and one that fails from the before hook to the after hook.
+/// Follows a successful and a failed call from the before hook to the after hook.
 fn walk(transport: Transport) {
     let bridge = Bridge::with_fixture().policy(POLICY);
     let _gate = bridge.start();

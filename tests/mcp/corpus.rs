@@ -1,5 +1,5 @@
-//! The recorded decisions about tool calls: through the bridge in both eras and the older
-//! HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
+//! The recorded decisions about tool calls: through the bridge in both protocol eras and the
+//! older HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
 //! (`tests/corpus/`).
 
 mod inside;
@@ -7,11 +7,11 @@ mod sse;
 
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
-use testkit::http::Answer;
+use testkit::http::HttpResponse;
 
 use crate::bridge::{Bridge, messages, request};
 
-/// One bundle about calls and answers, and one about what a server asks of its client.
+/// One bundle about calls and results, and one about requests of a server to its client.
 const AUTHZ: &str = r#"package mcp.authz
 
 default decision := {"action": "allow"}
@@ -96,13 +96,13 @@ fn with_bundles(entry: &str) -> Bridge {
     )
 }
 
-/// A bridge whose clients need no name.
+/// A bridge that does not require client names.
 fn start() -> Bridge {
     with_bundles("deny: [crash]").server("enforce_agent_id: false")
 }
 
-/// What a client sees of an answer: its status, and the outcome of each message.
-fn outcome(answer: &Answer) -> String {
+/// The client's view of a response: its status, and the outcome of each message.
+fn outcome(answer: &HttpResponse) -> String {
     let mut seen = vec![format!("status {}", answer.status)];
     seen.extend(messages(answer).iter().filter_map(outcome_of_message));
     seen.join("\n")
@@ -135,7 +135,7 @@ fn outcome_of_message(message: &Value) -> Option<String> {
 fn corpus_of_tool_calls() {
     let bridge = start();
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("tool-calls", &bridge.place.control());
+    let mut corpus = Corpus::open("tool-calls", &bridge.gate_dir.control());
 
     for (name, tool, arguments) in calls() {
         let session = bridge.session("fixture");
@@ -180,7 +180,7 @@ fn corpus_of_tool_calls() {
         ("no session", "/mcp/fixture"),
     ] {
         corpus.case(&format!("bridge: {name}"), || {
-            outcome(&bridge.ask("POST", path, &[], &request(1, "tools/list", &json!({}))))
+            outcome(&bridge.request("POST", path, &[], &request(1, "tools/list", &json!({}))))
         });
     }
     corpus.finish();
@@ -190,7 +190,7 @@ fn corpus_of_tool_calls() {
 fn corpus_of_the_hooks() {
     let bridge = start();
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("hooks", &bridge.place.control());
+    let mut corpus = Corpus::open("hooks", &bridge.gate_dir.control());
     for (at, (name, tool, arguments)) in calls().into_iter().enumerate() {
         let params = json!({"name": tool, "arguments": arguments});
         let common = json!({
@@ -208,7 +208,7 @@ fn corpus_of_the_hooks() {
         for (moment, body) in [("before", before), ("after", after)] {
             corpus.case(&format!("seed, {moment}: {name}"), || {
                 let path = format!("/intercept/{moment}");
-                let answer = bridge.ask("POST", &path, &[], &body.to_string());
+                let answer = bridge.request("POST", &path, &[], &body.to_string());
                 let action = answer.json()["action"].clone();
                 format!("{} {action}", answer.status)
             });
@@ -224,7 +224,7 @@ fn corpus_of_the_hooks() {
             ),
         ] {
             corpus.case(&format!("docker, before, {form}: {name}"), || {
-                let answer = bridge.ask("POST", "/intercept/before", &[], &body.to_string());
+                let answer = bridge.request("POST", "/intercept/before", &[], &body.to_string());
                 let empty = answer.body.is_empty();
                 let failed = answer.json()["isError"] == true;
                 format!("{} empty={empty} isError={failed}", answer.status)
@@ -241,7 +241,7 @@ fn corpus_of_the_hooks() {
         ("no result", "{}"),
     ] {
         corpus.case(&format!("docker, after: {name}"), || {
-            let answer = bridge.ask("POST", "/intercept/after", &[], body);
+            let answer = bridge.request("POST", "/intercept/after", &[], body);
             let empty = answer.body.is_empty();
             let failed = answer.json()["isError"] == true;
             format!("{} empty={empty} isError={failed}", answer.status)

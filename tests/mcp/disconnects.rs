@@ -1,16 +1,16 @@
-//! Clients that are suddenly gone leave nothing behind: no server, no descriptor, no memory.
+//! Clients that disconnect suddenly leave no server, no descriptor and no memory behind.
 
 use std::io::{BufReader, Read};
 use std::net::TcpStream;
 
 use serde_json::json;
-use testkit::gate::Gate;
+use testkit::gate::GateProcess;
 use testkit::{http, wait};
 
 use crate::bridge::{Bridge, initialize, request};
 use crate::hostile::memory;
 
-/// Ends a connection with a reset, as a machine that lost its power does, sooner or later.
+/// Resets a connection, as a machine without power does.
 fn cut(stream: TcpStream) {
     let socket = nix::sys::socket::sockopt::Linger;
     let now = nix::libc::linger {
@@ -21,7 +21,7 @@ fn cut(stream: TcpStream) {
     drop(stream);
 }
 
-/// One client, cut off at one of the moments where that may happen.
+/// One client, disconnected at one of several moments.
 fn client(bridge: &Bridge, moment: usize) {
     let call = |name: &str| {
         let arguments = json!({"steps": 1000, "ms": 10});
@@ -32,7 +32,7 @@ fn client(bridge: &Bridge, moment: usize) {
         )
     };
     match moment % 7 {
-        // While its session is being made.
+        // While its session is created.
         0 => cut(bridge.send("POST", "/mcp/fixture", &[], &initialize())),
         // With a session, and nothing open.
         1 => drop(bridge.session("fixture")),
@@ -49,7 +49,7 @@ fn client(bridge: &Bridge, moment: usize) {
             http::read_chunk(&mut stream).unwrap();
             cut(stream);
         }
-        // With a standing stream.
+        // With an open event stream.
         4 => {
             let session = bridge.session("fixture");
             let mut stream = bridge.send("GET", &session.path, &session.headers(), "");
@@ -63,7 +63,7 @@ fn client(bridge: &Bridge, moment: usize) {
             http::read_chunk(&mut stream).unwrap();
             cut(stream);
         }
-        // In a call of the newest revision, where the connection is all there is.
+        // In a call of the newest revision, which has only the connection.
         _ => {
             let meta = json!({
                 "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -87,12 +87,12 @@ fn client(bridge: &Bridge, moment: usize) {
     }
 }
 
-fn descriptors(gate: &Gate<'_>) -> usize {
+fn descriptors(gate: &GateProcess<'_>) -> usize {
     let open = std::fs::read_dir(format!("/proc/{}/fd", gate.pid()));
     open.unwrap().count()
 }
 
-/// Clients of four threads, and then quiet.
+/// Runs clients on four threads, then waits for their end.
 fn disconnect(bridge: &Bridge, clients: usize) {
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -108,8 +108,8 @@ fn disconnect(bridge: &Bridge, clients: usize) {
     });
 }
 
-/// Waits until no more than `most` descriptors are open: pipes go a moment after their servers.
-fn settled(gate: &Gate<'_>, most: usize) {
+/// Waits until at most `most` descriptors are open: pipes close shortly after their servers.
+fn settled(gate: &GateProcess<'_>, most: usize) {
     let closed = || (descriptors(gate) <= most).then_some(());
     wait::until_or(closed, || {
         format!("{} descriptors to become {most}", descriptors(gate))
@@ -123,14 +123,14 @@ fn a_client_that_is_suddenly_gone_leaves_nothing_behind() {
     let bridge = Bridge::with_fixture().server("session_idle: 2s");
     let gate = bridge.start();
     let most = descriptors(&gate) + 8;
-    // Once round, so that pools are filled and threads are there.
+    // A warm-up, so that pools and threads exist.
     disconnect(&bridge, 100);
     settled(&gate, most);
     let warm = memory(gate.pid());
     disconnect(&bridge, clients);
     settled(&gate, most);
-    // Some slack for the allocator; not for anything that grows with the count. It gives back
-    // what a crowd of clients needed a little later, when it is used again.
+    // Some slack for the allocator, but not for growth with the number of clients. The allocator
+    // returns unused memory later, when it is used again.
     let least = wait::until_or(
         || {
             drop(bridge.session("fixture"));

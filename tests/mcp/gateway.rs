@@ -1,13 +1,13 @@
-//! A gateway in another container, played by curl in a network namespace of its own: it reaches
-//! the hooks over a network, and can present the token only as a part of the URL.
+//! A gateway in another container, simulated by curl in a network namespace: it reaches
+//! the hooks over a network, and can send the token only as a part of the URL.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::http::Answer;
-use testkit::inside::Inside;
-use testkit::said;
+use testkit::http::HttpResponse;
+use testkit::inside::NetNamespace;
+use testkit::output;
 
 use crate::bridge::Bridge;
 use crate::hooks::refused;
@@ -27,7 +27,13 @@ decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements":
 "#;
 
 /// Posts to `http://CREDENTIALS@sidecars:8090/PATH`, as a program in that namespace does.
-fn post(gateway: &Inside, credentials: &str, path: &str, more: &[&str], body: &Value) -> Answer {
+fn post(
+    gateway: &NetNamespace,
+    credentials: &str,
+    path: &str,
+    more: &[&str],
+    body: &Value,
+) -> HttpResponse {
     let url = format!("http://{credentials}sidecars:8090{path}");
     let mut curl = Command::new("curl");
     curl.env_clear()
@@ -40,10 +46,10 @@ fn post(gateway: &Inside, credentials: &str, path: &str, more: &[&str], body: &V
         .args(more)
         .arg(url);
     let output = gateway.within(|| curl.output().unwrap());
-    assert!(output.status.success(), "{}", said::err(&output));
-    let told = said::out(&output);
+    assert!(output.status.success(), "{}", output::stderr(&output));
+    let told = output::stdout(&output);
     let (body, status) = told.rsplit_once('\n').unwrap();
-    Answer {
+    HttpResponse {
         status: status.parse().unwrap(),
         head: Vec::new(),
         body: body.as_bytes().to_vec(),
@@ -58,7 +64,7 @@ mod needs_root {
         if !testkit::require_root("two network namespaces") {
             return;
         }
-        let [gate, gateway] = Inside::pair([GATE, GATEWAY]);
+        let [gate, gateway] = NetNamespace::pair([GATE, GATEWAY]);
         let bridge = Bridge::at((GATE, 8090).into());
         let bridge = bridge
             .server(&format!("auth_token: \"{TOKEN}\""))
@@ -86,7 +92,7 @@ mod needs_root {
         let answer = post(&gateway, "", before, &["-H", &bearer], &call("read"));
         assert_eq!((answer.status, answer.text()), (200, String::new()));
 
-        // Docker's gateway takes an empty answer for a pass, whatever the status.
+        // Docker's gateway takes an empty body for a pass, with any status.
         let user = format!("{ENCODED}:x@");
         for credentials in ["", "x:wrong@", "x:@", user.as_str()] {
             for (path, body) in [(before, call("read")), (after, result("a s3cret"))] {
@@ -109,6 +115,6 @@ mod needs_root {
         let answer = post(&gateway, &token, before, &[], &json!("no call"));
         assert_eq!(answer.status, 400, "{}", answer.text());
         refused(&answer);
-        assert!(!running.said().contains(TOKEN), "{}", running.said());
+        assert!(!running.stderr().contains(TOKEN), "{}", running.stderr());
     }
 }

@@ -3,17 +3,17 @@
 use std::net::{SocketAddr, TcpListener};
 
 use serde_json::Value;
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
 use testkit::port::Port;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 use crate::bridge::{self, Bridge};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-fn health(address: SocketAddr) -> Answer {
-    bridge::ask(address, "GET", "/health", &[], "")
+fn health(address: SocketAddr) -> HttpResponse {
+    bridge::exchange(address, "GET", "/health", &[], "")
 }
 
 fn component<'a>(health: &'a Value, name: &str) -> &'a str {
@@ -23,20 +23,20 @@ fn component<'a>(health: &'a Value, name: &str) -> &'a str {
 #[test]
 fn seed_000_health_measures_interceptor_and_bridge() {
     for (taken_part, other_part) in [("interceptor", "bridge"), ("bridge", "interceptor")] {
-        let place = Place::new(PALISADE);
+        let gate_dir = GateDir::new(PALISADE);
         let (hooks, tools) = (Port::take(), Port::take());
         let config = format!(
             "version: \"1.0\"\nserver: {{interceptor_addr: \"{}\", mcp_server_addr: \"{}\"}}\n",
             hooks.address(),
             tools.address()
         );
-        place.write_config(&config);
+        gate_dir.write_config(&config);
         let (taken, open) = match taken_part {
             "interceptor" => (hooks.address(), tools.address()),
             _ => (tools.address(), hooks.address()),
         };
         let holder = TcpListener::bind(taken).unwrap();
-        let _gate = place.start();
+        let _gate = gate_dir.start();
         let answer = health(open);
         let state = answer.json();
         assert_eq!(answer.status, 503, "{state}");
@@ -47,8 +47,8 @@ fn seed_000_health_measures_interceptor_and_bridge() {
         assert_eq!(component(&state, other_part), "ok", "{state}");
 
         drop(holder);
-        let output = place.run(&["config", "reload"]);
-        assert!(output.status.success(), "{}", said::err(&output));
+        let output = gate_dir.run(&["config", "reload"]);
+        assert!(output.status.success(), "{}", output::stderr(&output));
         for address in [open, taken] {
             let answer = health(address);
             let state = answer.json();
@@ -71,13 +71,13 @@ fn seed_000_a_tool_stays_unavailable_until_it_was_started() {
     let _gate = bridge.start();
     let tool = |name: &str| {
         let answer = health(bridge.address);
-        // One bad server affects no other part.
+        // A failing server affects no other component.
         assert_eq!(answer.status, 200, "{}", answer.text());
         answer.json()["tools"][name].clone()
     };
     assert_eq!(tool("fixture")["status"], "ok");
     assert_eq!(bridge.try_session("fixture").err().unwrap().status, 503);
-    // Also when its time to wait is over, and until it was started.
+    // Also after its backoff, and until it was started.
     for attempt in 2..=3_u64 {
         wait::until("another attempt", || {
             let state = tool("fixture");
@@ -126,7 +126,7 @@ fn seed_000_policy_loaded_follows_reloads() {
     let write = |rule: &str| {
         std::fs::write(&policy, format!("package mcp.authz\n{rule}\n")).unwrap();
     };
-    let reload = || bridge.place.run(&["config", "reload"]).status.code();
+    let reload = || bridge.gate_dir.run(&["config", "reload"]).status.code();
     write("allow := true");
     let gate = bridge.start();
     let checks = || {
@@ -147,7 +147,7 @@ fn seed_000_policy_loaded_follows_reloads() {
     let state = gate.get("/internal/health").json();
     let error = state["errors"]["policy_loaded"].as_str().unwrap();
     assert!(error.contains("guard"), "{error}");
-    // The old one judges calls meanwhile.
+    // The old bundle decides calls meanwhile.
     bridge
         .session("fixture")
         .text("test_simple_text", &serde_json::json!({}));
@@ -156,8 +156,10 @@ fn seed_000_policy_loaded_follows_reloads() {
     assert_eq!(reload(), Some(0));
     assert_eq!(checks(), (true, true));
 
-    // Mistakes elsewhere say nothing about policies.
-    bridge.place.write_config("version: \"1.0\"\nnonsense: 1\n");
+    // Errors in other sections do not affect policies.
+    bridge
+        .gate_dir
+        .write_config("version: \"1.0\"\nnonsense: 1\n");
     assert_eq!(reload(), Some(2));
     assert_eq!(checks(), (true, false));
 

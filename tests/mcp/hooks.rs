@@ -1,16 +1,16 @@
-//! The hooks as a gateway on the same machine calls them.
+//! The hooks, called by a gateway on the same machine.
 
 use serde_json::{Value, json};
-use testkit::gate::Gate;
-use testkit::http::Answer;
+use testkit::gate::GateProcess;
+use testkit::http::HttpResponse;
+use testkit::output;
 use testkit::port::Port;
-use testkit::said;
 
 use crate::bridge::{Bridge, request};
 
-/// Asserts that both dialects take an answer for a refusal, and returns the reason.
+/// Asserts that a response is a refusal in both dialects, and returns the reason.
 #[track_caller]
-pub(crate) fn refused(answer: &Answer) -> String {
+pub(crate) fn refused(answer: &HttpResponse) -> String {
     let body = answer.json();
     assert_eq!(body["action"], "block", "{}", answer.text());
     assert_eq!(body["isError"], true, "{}", answer.text());
@@ -29,13 +29,13 @@ fn short(name: &str) -> Value {
     })
 }
 
-/// What Docker's gateway posts.
+/// A request of Docker's gateway.
 fn docker(name: &str, text: &str) -> Value {
     json!({"method": "tools/call", "params": {"name": name, "arguments": {"text": text}}})
 }
 
 fn metrics(bridge: &Bridge) -> String {
-    let answer = bridge.ask("GET", "/metrics", &[], "");
+    let answer = bridge.request("GET", "/metrics", &[], "");
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer.text()
 }
@@ -51,7 +51,7 @@ fn intercepts(bridge: &Bridge, moment: &str, action: &str, tool: &str) -> u64 {
     found.unwrap_or(0)
 }
 
-fn records(gate: &Gate<'_>) -> Vec<Value> {
+fn records(gate: &GateProcess<'_>) -> Vec<Value> {
     let answer = gate.get("/v1/audit?kind=mcp").json();
     answer["records"].as_array().unwrap().clone()
 }
@@ -125,11 +125,11 @@ fn seed_000_hook_refusals_have_the_block_form() {
         ("POST", "/intercept/before", &[], "", 400),
         ("POST", "/intercept/after", &[], "[", 400),
     ] {
-        let answer = bridge.ask(method, path, headers, body);
+        let answer = bridge.request(method, path, headers, body);
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.text());
         refused(&answer);
     }
-    // The name of a page that was made to resolve to this address.
+    // A host name of a web page that resolves to this address (DNS rebinding).
     let rebound = "POST /intercept/before HTTP/1.1\r\nHost: rebound.example\r\nConnection: close\r\n\
                    Content-Length: 4\r\n\r\nnull";
     assert_eq!(
@@ -162,14 +162,14 @@ decision := {"action": "block", "reason": "no deleting"} if input.name == "delet
     for (action, tool, count) in [
         ("pass", "search", 2),
         ("block", "delete", 1),
-        // The server, where its name is known.
+        // The server's name, if it is known.
         ("pass", "fixture", 1),
         ("pass", "fetch", 1),
         ("pass", "unknown", 0),
     ] {
         assert_eq!(intercepts(&bridge, "before", action, tool), count, "{tool}");
     }
-    // An agent that makes up names makes no further series.
+    // An agent that invents names creates no further series.
     for number in 0..200 {
         bridge.hook("before", &docker(&format!("made_up_{number}"), "x"));
     }
@@ -188,7 +188,7 @@ fn seed_000_audit_list_names_the_tool_of_a_call() {
     assert_eq!(bridge.hook("before", &docker("search", "x")).text(), "");
     let session = bridge.session("fixture");
     session.text("test_simple_text", &json!({}));
-    let listed = said::out(&bridge.place.run(&["audit", "list", "--kind", "mcp"]));
+    let listed = output::stdout(&bridge.gate_dir.run(&["audit", "list", "--kind", "mcp"]));
     let ends = |what: &str| listed.lines().any(|line| line.trim_end().ends_with(what));
     assert!(ends(" tools/call search"), "{listed}");
     assert!(ends(" tools/call fixture test_simple_text"), "{listed}");
@@ -235,13 +235,13 @@ fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
     let (hooks, tools) = (Port::take(), Port::take());
     let program = testkit::mcp::fixture();
     let hooks = Bridge::at(hooks.address());
-    hooks.place.write_config(&format!(
+    hooks.gate_dir.write_config(&format!(
         "version: \"1.0\"\nserver:\n  interceptor_addr: \"{}\"\n  mcp_server_addr: \"{}\"\n\
          tools:\n  - {{name: fixture, command: [{program:?}]}}\n",
         hooks.address,
         tools.address()
     ));
-    let _gate = hooks.place.start();
+    let _gate = hooks.gate_dir.start();
     let tools = Bridge::at(tools.address());
     let call = docker("read", "x");
     assert_eq!(hooks.hook("before", &call).status, 200);
@@ -264,11 +264,11 @@ fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
         ("GET", "/sse"),
         ("POST", "/message?session_id=1"),
     ] {
-        let answer = hooks.ask(method, path, &[], &begin);
+        let answer = hooks.request(method, path, &[], &begin);
         assert_eq!(answer.status, 404, "{path}: {}", answer.text());
     }
     for address in [&hooks, &tools] {
-        let health = address.ask("GET", "/health", &[], "");
+        let health = address.request("GET", "/health", &[], "");
         assert_eq!(health.status, 200, "{}", health.text());
         for part in ["interceptor", "bridge", "policy"] {
             assert!(!health.json()["components"][part].is_null(), "{part}");

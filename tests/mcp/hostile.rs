@@ -1,5 +1,5 @@
-//! A server that crashes, hangs, floods or clings harms nobody but its own sessions, and they
-//! are told at once.
+//! A server that crashes, hangs, floods or ignores signals affects only its own sessions, which
+//! receive an error at once.
 
 use std::io::BufReader;
 use std::path::Path;
@@ -10,7 +10,7 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Far below any time-out of the bridge, far above what a busy machine needs.
+/// Far below any timeout of the bridge, far above what a busy machine needs.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 fn is_error(answer: &Value) -> bool {
@@ -28,13 +28,13 @@ fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
         let started = Instant::now();
         let answer = session.call("crash", &json!({"before": before}));
         assert!(is_error(&answer), "{answer}");
-        let waiting = http::read_answer(BufReader::new(open)).unwrap();
+        let waiting = http::read_response(BufReader::new(open)).unwrap();
         let waiting = messages(&waiting);
         let waiting = waiting.iter().find(|message| message["id"] == 5);
         assert!(waiting.is_some_and(is_error), "{waiting:?}");
         assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
         other.text("test_simple_text", &json!({}));
-        // The next one starts anew.
+        // The next call starts a new server.
         bridge
             .session("fixture")
             .text("test_simple_text", &json!({}));
@@ -62,15 +62,15 @@ fn junk_on_stdout_is_dropped_and_counted() {
     let text = session.text("flood", &json!({"lines": 20_000}));
     assert_eq!(text, "Flooded.");
     session.text("test_simple_text", &json!({}));
-    let metrics = bridge.ask("GET", "/metrics", &[], "").text();
+    let metrics = bridge.request("GET", "/metrics", &[], "").text();
     let junk: f64 = metrics
         .lines()
         .filter(|line| line.contains("junk") && !line.starts_with('#'))
         .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
         .sum();
     assert!(junk >= 20_000.0, "{junk}\n{metrics}");
-    // Said, but not twenty thousand times.
-    assert!(gate.said().lines().count() < 1000, "{}", gate.said());
+    // Logged, but not twenty thousand times.
+    assert!(gate.stderr().lines().count() < 1000, "{}", gate.stderr());
 }
 
 /// Issue 14, number 4.
@@ -82,7 +82,7 @@ fn a_server_that_floods_stderr_fills_no_log() {
     let gate = bridge.start();
     bridge.session("noisy").text("test_simple_text", &json!({}));
     let lines_with = |what: &str| {
-        let said = gate.said();
+        let said = gate.stderr();
         let lines = said.lines().filter(|line| line.contains(what));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -101,7 +101,7 @@ fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
     let other = bridge.session("fixture");
     let before = memory(gate.pid());
     let session = bridge.session("fixture");
-    // Whether the session survives is the bridge's choice; that it is told something is not.
+    // The bridge may end the session or not, but it must answer.
     let answer = session.call("flood", &json!({"lines": 0, "bytes": 300_000_000}));
     assert!(
         is_error(&answer) || answer["result"].is_object(),
@@ -142,7 +142,10 @@ fn a_program_that_is_not_there_is_unavailable() {
     };
     assert_eq!(answer.status, 503, "{}", answer.text());
     let body = request(0, "initialize", &json!({}));
-    assert_eq!(bridge.ask("POST", "/mcp/unknown", &[], &body).status, 404);
+    assert_eq!(
+        bridge.request("POST", "/mcp/unknown", &[], &body).status,
+        404
+    );
 }
 
 #[test]
@@ -205,7 +208,7 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
     let bridge = Bridge::new().tool("fixture", &command, "env: [\"GIVEN=yes\"]");
     bridge.write();
     let _gate = bridge
-        .place
+        .gate_dir
         .start_with(|command| command.env("GATE_SECRET", "for the gate alone"));
     let session = bridge.session("fixture");
     let seen: Value = serde_json::from_str(&session.text("env", &json!({}))).unwrap();
@@ -213,8 +216,7 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
     assert_eq!(seen.get("GATE_SECRET"), None, "{seen}");
 }
 
-/// A process's own memory, in bytes (proc_pid_status(5)). Not the pages of its program, which
-/// come and go.
+/// A process's private memory, in bytes (proc_pid_status(5)), without the pages of its program.
 pub(crate) fn memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mut lines = status.lines();

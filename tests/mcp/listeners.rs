@@ -7,10 +7,10 @@ use std::io::{Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use serde_json::{Value, json};
-use testkit::gate::{Gate, Place};
-use testkit::http::{self, Answer};
+use testkit::gate::{GateDir, GateProcess};
+use testkit::http::{self, HttpResponse};
+use testkit::output;
 use testkit::port::Port;
-use testkit::said;
 
 use crate::bridge::{self, connect, initialize as begin, messages, request};
 
@@ -18,15 +18,15 @@ const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const TOKEN: &str = "a-token-of-the-operator";
 const OTHER: &str = "another-token-of-the-operator";
 
-/// A gate's place with our own server as `fixture`.
+/// A gate directory with `mcp-fixture` as `fixture`.
 struct Fixture {
-    place: Place,
+    gate_dir: GateDir,
 }
 
 impl Fixture {
     fn new() -> Self {
         Self {
-            place: Place::new(PALISADE),
+            gate_dir: GateDir::new(PALISADE),
         }
     }
 
@@ -37,18 +37,18 @@ impl Fixture {
         for name in tools {
             writeln!(text, "  - {{name: {name}, command: [{program:?}]}}").unwrap();
         }
-        self.place.write_config(&text);
+        self.gate_dir.write_config(&text);
     }
 
-    fn start(&self, server: &str) -> Gate<'_> {
+    fn start(&self, server: &str) -> GateProcess<'_> {
         self.write(server, &["fixture"]);
-        self.place.start()
+        self.gate_dir.start()
     }
 
     fn reload(&self, server: &str) {
         self.write(server, &["fixture"]);
-        let output = self.place.run(&["config", "reload"]);
-        assert!(output.status.success(), "{}", said::err(&output));
+        let output = self.gate_dir.run(&["config", "reload"]);
+        assert!(output.status.success(), "{}", output::stderr(&output));
     }
 }
 
@@ -62,7 +62,7 @@ fn anywhere(port: &Port) -> SocketAddr {
     (Ipv4Addr::UNSPECIFIED, port.address().port()).into()
 }
 
-/// Posts on a connection that stays open.
+/// Posts on a persistent connection.
 fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str) {
     let mut head = format!(
         "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\n\
@@ -72,32 +72,32 @@ fn post(mut stream: &TcpStream, path: &str, headers: &[(&str, &str)], body: &str
     for (name, value) in headers {
         write!(head, "{name}: {value}\r\n").unwrap();
     }
-    // One that was closed already is found out by reading.
+    // A closed connection is detected by reading.
     let _ = stream.write_all(format!("{head}\r\n{body}").as_bytes());
 }
 
-/// Begins a session at an address, as a client that says this Host and shows this token.
-fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> Answer {
+/// Opens a session at an address, with this Host and this token.
+fn initialize(address: SocketAddr, host: &str, token: Option<&str>) -> HttpResponse {
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut headers = vec![("Host", host)];
     headers.extend(bearer.as_deref().map(|bearer| ("Authorization", bearer)));
-    bridge::ask(address, "POST", "/mcp/fixture", &headers, &begin())
+    bridge::exchange(address, "POST", "/mcp/fixture", &headers, &begin())
 }
 
 fn is_closed(address: SocketAddr) -> bool {
     TcpStream::connect(address).is_err()
 }
 
-/// Asserts that no request is answered on a connection any more.
+/// Asserts that no request is answered on the connection any more.
 fn ends(mut stream: TcpStream) {
     post(&stream, "/mcp/fixture", &[("Host", "localhost")], &begin());
     let mut rest = Vec::new();
-    // It ends, or breaks off.
+    // The connection ends or is reset.
     let _ = stream.read_to_end(&mut rest);
     assert_eq!(String::from_utf8_lossy(&rest), "");
 }
 
-fn listed(gate: &Gate<'_>) -> (Value, Value) {
+fn listed(gate: &GateProcess<'_>) -> (Value, Value) {
     let health = gate.get("/internal/health").json();
     let of = |name: &str| health["listeners"][name].clone();
     (of("interceptor"), of("mcp"))
@@ -115,7 +115,7 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
     assert_eq!(listed(&gate), at(anywhere(&old)));
     let answer = initialize(old.address(), "localhost", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
-    // The name of a page that leads here: what keeps it out is the token.
+    // A host name of a web page that resolves to this address: the token keeps it out.
     let answer = initialize(old.address(), "rebound.example", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
     let answer = initialize(old.address(), "gate.example", Some(TOKEN));
@@ -124,7 +124,7 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
     let bearer = format!("Bearer {TOKEN}");
     let headers = [("Host", "localhost"), ("Authorization", bearer.as_str())];
     post(&kept, "/mcp/fixture", &headers, &begin());
-    assert_eq!(http::read_answer(&kept).unwrap().status, 200);
+    assert_eq!(http::read_response(&kept).unwrap().status, 200);
     let idle = connect(old.address());
 
     fixture.reload(&single(new.address(), None));
@@ -138,13 +138,13 @@ fn a_reload_closes_the_old_listener_and_opens_the_new() {
         assert_eq!(answer.status, 403, "{}", answer.text());
     }
     assert_eq!(listed(&gate), at(new.address()));
-    let shown = said::out(&fixture.place.run(&["gate", "status"]));
+    let shown = output::stdout(&fixture.gate_dir.run(&["gate", "status"]));
     assert!(
         shown.contains(&format!("mcp: {}", new.address())),
         "{shown}"
     );
     assert!(!shown.contains(&anywhere(&old).to_string()), "{shown}");
-    let log = gate.said();
+    let log = gate.stderr();
     assert!(!log.contains("next start"), "{log}");
     assert!(log.contains("mcp listener closed"), "{log}");
 }
@@ -154,9 +154,9 @@ fn a_listener_that_is_not_configured_any_more_is_closed() {
     let port = Port::take();
     let fixture = Fixture::new();
     let gate = fixture.start(&single(port.address(), None));
-    fixture.place.write_config("version: \"1.0\"\n");
-    let output = fixture.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    fixture.gate_dir.write_config("version: \"1.0\"\n");
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(port.address()));
     assert_eq!(listed(&gate), (Value::Null, Value::Null));
     let health = gate.get("/internal/health").json();
@@ -184,7 +184,7 @@ fn the_same_port_moves_between_every_address_and_the_loopback() {
         assert_eq!(listed(&gate), at(anywhere(&port)));
         assert_eq!(initialize(port.address(), "localhost", None).status, 401);
     }
-    // The gate's sockets overlapped for a moment; another process still gets no share.
+    // The gate's sockets overlapped briefly; another process still cannot bind the port.
     assert!(TcpListener::bind(port.address()).is_err());
 }
 
@@ -204,11 +204,11 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
     ];
     let (busy, idle) = (connect(port.address()), connect(port.address()));
     post(&idle, "/mcp/fixture", &headers[..2], &begin());
-    assert_eq!(http::read_answer(&idle).unwrap().status, 200);
+    assert_eq!(http::read_response(&idle).unwrap().status, 200);
     let call = json!({"name": "sleep", "arguments": {"ms": 2000}});
     let body = request(1, "tools/call", &call);
     post(&busy, "/mcp/fixture", &headers, &body);
-    // A stream begins before its answer is there.
+    // A stream starts before its response exists.
     let mut answer = http::read_head(&busy).unwrap();
     assert_eq!(answer.status, 200);
 
@@ -218,7 +218,7 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
         assert_eq!(answer.status, status, "{token:?}: {}", answer.text());
     }
     ends(idle);
-    // What had begun is finished, and nothing after it.
+    // A started response is finished, and no later request is answered.
     while let Some(chunk) = http::read_chunk(&busy).unwrap() {
         answer.body.extend(chunk);
     }
@@ -242,8 +242,8 @@ fn an_address_that_is_taken_refuses_the_reload_whole() {
     let fixture = Fixture::new();
     let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
     fixture.write(&single(new.address(), None), &["fixture", "added"]);
-    let output = fixture.place.run(&["config", "reload"]);
-    let told = said::err(&output);
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    let told = output::stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(told.contains(&new.address().to_string()), "{told}");
     assert_eq!(listed(&gate), at(anywhere(&old)));
@@ -253,8 +253,8 @@ fn an_address_that_is_taken_refuses_the_reload_whole() {
     let shown = gate.get("/v1/config").text();
     assert!(!shown.contains("added"), "{shown}");
     drop(taken);
-    let output = fixture.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    let output = fixture.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(old.address()));
     assert_eq!(listed(&gate), at(new.address()));
 }
@@ -268,7 +268,7 @@ fn an_address_that_is_taken_at_the_start_degrades_and_blocks_no_reload() {
     assert_eq!(listed(&gate), (Value::Null, Value::Null));
     let health = || gate.get("/internal/health").json();
     assert_eq!(health()["checks"]["mcp_listening"], false);
-    // What it has nothing to do with can still change.
+    // Unrelated settings can still change.
     fixture.reload(&format!(
         "{}, enforce_agent_id: true",
         single(port.address(), None)

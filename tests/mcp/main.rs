@@ -1,7 +1,7 @@
-//! The bridge as MCP clients meet it: the built binary, a stdio server behind it, and the
-//! clients that people have.
+//! The bridge with real MCP clients: the built binary, a stdio server behind it, and common
+//! clients.
 //!
-//! What comes from npm and PyPI is installed by `tests/mcp/install`, which `./test` runs.
+//! `./test` runs `tests/mcp/install`, which installs the packages from npm and PyPI.
 
 #![allow(
     clippy::expect_used,

@@ -1,17 +1,17 @@
-//! What operators count and log of tool calls.
+//! Metrics and logs of tool calls.
 
 use std::io::BufReader;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testkit::gate::Gate;
-use testkit::http::{self, Answer};
-use testkit::{said, wait};
+use testkit::gate::GateProcess;
+use testkit::http::{self, HttpResponse};
+use testkit::{output, wait};
 
 use crate::bridge::{Bridge, Session, initialize, messages, request};
 use crate::relay::events;
 
-/// The series of a tool's calls that ended so.
+/// The series of a tool's calls with that status.
 fn calls(tool: &str, status: &str) -> String {
     format!(
         r#"polis_sidecar_tool_executions_total{{tool_id="{tool}",runtime_type="local",status="{status}"}}"#
@@ -24,19 +24,19 @@ fn processes(name: &str, tool: &str) -> String {
 }
 
 /// A line of the gate's log that holds all of these texts.
-fn wait_for_line(gate: &Gate<'_>, texts: &[&str]) -> String {
+fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     wait::until_or(
         || {
-            let said = gate.said();
+            let said = gate.stderr();
             let mut lines = said.lines();
             let found = lines.find(|line| texts.iter().all(|text| line.contains(text)));
             found.map(str::to_owned)
         },
-        || format!("a line with {texts:?} in:\n{}", gate.said()),
+        || format!("a line with {texts:?} in:\n{}", gate.stderr()),
     )
 }
 
-/// A call of 2026-07-28, sent and not waited for.
+/// Sends a call of 2026-07-28, and does not wait.
 fn send_modern(bridge: &Bridge, tool: &str, name: &str, arguments: &Value) -> std::net::TcpStream {
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -54,7 +54,7 @@ fn send_modern(bridge: &Bridge, tool: &str, name: &str, arguments: &Value) -> st
 }
 
 fn wait_for_start(file: &Path) {
-    wait::until("the call to be under way", || {
+    wait::until("the call to be in flight", || {
         let text = std::fs::read_to_string(file).ok()?;
         text.contains("started").then_some(())
     });
@@ -64,8 +64,8 @@ fn wait_for_start(file: &Path) {
 fn seed_000_metrics_are_served_where_configured_and_reload() {
     let bridge = Bridge::with_fixture().section("metrics: {path: /numbers}");
     let gate = bridge.start();
-    let get = |path: &str| bridge.ask("GET", path, &[], "");
-    let is_served = |answer: &Answer| {
+    let get = |path: &str| bridge.request("GET", path, &[], "");
+    let is_served = |answer: &HttpResponse| {
         let kind = answer.header("content-type").unwrap_or_default();
         let text = answer.text();
         answer.status == 200
@@ -84,7 +84,7 @@ fn seed_000_metrics_are_served_where_configured_and_reload() {
     for path in ["/a/b", "/numbers", "/metrics"] {
         assert_eq!(get(path).status, 404, "{path}");
     }
-    // The operator's own socket has them in any case.
+    // The control socket always serves the metrics.
     assert!(is_served(&gate.get("/internal/metrics")));
 
     bridge.reload_with("");
@@ -96,8 +96,8 @@ fn seed_000_a_metrics_path_that_is_taken_is_refused() {
     for path in ["/mcp/x", "/health", "/intercept", "/sse", "/message"] {
         let bridge = Bridge::with_fixture().section(&format!("metrics: {{path: {path}}}"));
         bridge.write();
-        let output = bridge.place.run(&["config", "check"]);
-        let told = said::err(&output);
+        let output = bridge.gate_dir.run(&["config", "check"]);
+        let told = output::stderr(&output);
         assert_eq!(output.status.code(), Some(2), "{path}: {told}");
         assert!(
             told.contains("metrics.path") && told.contains(path),
@@ -106,7 +106,7 @@ fn seed_000_a_metrics_path_that_is_taken_is_refused() {
     }
 }
 
-/// A server that introduces itself, closes its input, and lives on.
+/// A server that initializes, closes its input, and keeps running.
 const CLOSES_INPUT: &str = r#"read -r line
 echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"x","version":"1"}}}'
 read -r line
@@ -129,19 +129,19 @@ fn seed_000_a_failed_write_is_500_and_logged() {
     let line = wait_for_line(&gate, &["mcp tool write failed"]);
     assert!(line.contains("ERROR") && line.contains("closes"), "{line}");
     bridge.wait_for_metric(&calls("closes", "error"), 1);
-    // It is of no more use: it is ended, and so is its session.
+    // The server is unusable: it is ended with its session.
     bridge.wait_for_metric(&processes("polis_sidecar_processes", "closes"), 0);
     assert_eq!(session.post(&request(2, "ping", &json!({}))).status, 404);
-    // The older transport has the same answer.
+    // The older transport answers the same.
     let mut stream = BufReader::new(bridge.send("GET", "/sse/closes", &[], ""));
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
-    let post = |body: &str| bridge.ask("POST", &endpoint, &[], body).status;
+    let post = |body: &str| bridge.request("POST", &endpoint, &[], body).status;
     assert_eq!(post(&initialize()), 202);
     let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     assert_eq!(post(initialized), 202);
     wait::until("its input to be closed", || {
-        let said = gate.said();
+        let said = gate.stderr();
         let closed = said.lines().filter(|line| line.ends_with("closed\""));
         (closed.count() == 2).then_some(())
     });
@@ -186,7 +186,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     let bridge = Bridge::with_fixture().tool("short", &command, "runtime: {timeout: 1s}");
     let _gate = bridge.start();
     let hang = json!({"name": "hang", "arguments": {}});
-    // On a busy machine a second may be too short for its introduction.
+    // On a busy machine a second may be too short for the initialization.
     let short: Session<'_> = wait::until("a session", || bridge.try_session("short").ok());
     let answer = short.post(&request(1, "tools/call", &hang));
     assert!(
@@ -196,7 +196,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     );
     bridge.wait_for_metric(&calls("short", "timeout"), 1);
     let answer = send_modern(&bridge, "short", "hang", &json!({}));
-    let answer = http::read_answer(answer).unwrap();
+    let answer = http::read_response(answer).unwrap();
     assert!(
         answer.text().contains("took longer than"),
         "{}",
@@ -215,7 +215,7 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     });
     assert_eq!(session.post(&cancel.to_string()).status, 202);
     bridge.wait_for_metric(&calls("fixture", "cancelled"), 1);
-    // A client of the newest revision cancels by leaving.
+    // A client of the newest revision cancels by disconnecting.
     let file = bridge.path("left");
     let open = send_modern(&bridge, "fixture", "cancellable", &json!({ "file": file }));
     wait_for_start(&file);
@@ -242,8 +242,8 @@ fn seed_000_process_status_is_one_or_zero() {
     // A tool that is removed while it runs ends, and has no series.
     bridge.session("fixture");
     bridge.rewrite(&[("other", &[])]);
-    let output = bridge.place.run(&["config", "reload"]);
-    assert!(output.status.success(), "{}", said::err(&output));
+    let output = bridge.gate_dir.run(&["config", "reload"]);
+    assert!(output.status.success(), "{}", output::stderr(&output));
     wait::until("the series to go", || {
         (both() == (None, None)).then_some(())
     });

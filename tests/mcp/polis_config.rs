@@ -1,28 +1,33 @@
-//! The configuration file of seed 000, as it stands there.
+//! The configuration file of seed 000, verbatim.
 
 use std::io::{BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
-use testkit::inside::{self, Inside};
-use testkit::{said, wait};
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
+use testkit::inside::{self, NetNamespace};
+use testkit::{output, wait};
 
 use crate::bridge::{Bridge, initialize};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// Word for word.
+/// The file, verbatim.
 const SEED: &str = include_str!("../../crates/config/tests/data/polis-config.yaml");
 
-/// Where the seed's file says that everything listens.
+/// The address of all services in the seed's file.
 pub(crate) const PORT_8090: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 
 /// One request to port 8090 of a network namespace.
-pub(crate) fn ask(network: &Inside, method: &str, path: &str, body: &str) -> Answer {
+pub(crate) fn exchange(
+    network: &NetNamespace,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> HttpResponse {
     let mut stream = network.connect(PORT_8090).unwrap();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: {PORT_8090}\r\nConnection: close\r\n\
@@ -31,7 +36,7 @@ pub(crate) fn ask(network: &Inside, method: &str, path: &str, body: &str) -> Ans
         body.len()
     );
     stream.write_all(request.as_bytes()).unwrap();
-    http::read_answer(BufReader::new(stream)).unwrap()
+    http::read_response(BufReader::new(stream)).unwrap()
 }
 
 #[test]
@@ -39,23 +44,23 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     if !testkit::require_root("making a network namespace") {
         return;
     }
-    let place = Place::new(PALISADE);
-    place.write_config(SEED);
-    // Port 8090 of this machine may be taken, and 'jaeger' is nobody's business.
-    let gate = place.start_with(|command| {
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(SEED);
+    // Port 8090 of this machine may be taken, and `jaeger` must not be resolved.
+    let gate = gate_dir.start_with(|command| {
         *command = inside::alone(command);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(Stdio::piped())
     });
-    let network = Inside::of_process(gate.pid());
+    let network = NetNamespace::of_process(gate.pid());
 
-    let health = ask(&network, "GET", "/health", "");
+    let health = exchange(&network, "GET", "/health", "");
     assert_eq!(health.status, 200, "{}", health.text());
     let tools = health.json()["tools"].clone();
     assert_eq!(tools["filesystem"]["runtime"], "local", "{tools}");
     assert_eq!(tools["data-analyzer"]["runtime"], "e2b", "{tools}");
-    assert_eq!(ask(&network, "GET", "/metrics", "").status, 200);
-    let answer = ask(&network, "POST", "/mcp/data-analyzer", &initialize());
+    assert_eq!(exchange(&network, "GET", "/metrics", "").status, 200);
+    let answer = exchange(&network, "POST", "/mcp/data-analyzer", &initialize());
     assert_eq!(answer.status, 501, "{}", answer.text());
     assert!(answer.text().contains("e2b"), "{}", answer.text());
     let hook = json!({
@@ -64,11 +69,11 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
         "params": {"name": "read_file", "arguments": {}},
         "tool_id": "filesystem", "agent_id": "anna", "session_id": "s-1",
     });
-    let answer = ask(&network, "POST", "/intercept/before", &hook.to_string());
+    let answer = exchange(&network, "POST", "/intercept/before", &hook.to_string());
     assert_eq!(answer.json()["action"], "pass", "{}", answer.text());
 
     let warned = |words: &str| {
-        let said = gate.said();
+        let said = gate.stderr();
         let lines = said.lines().map(serde_json::from_str::<Value>);
         let mut lines = lines.filter_map(Result::ok);
         lines.any(|line| line["level"] == "WARN" && line.to_string().contains(words))
@@ -84,12 +89,12 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
 
 #[test]
 fn seed_000_flat_keys_are_refused_with_their_new_place() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let flat = "interceptor_addr: \":8090\"\nmcp_server_addr: \":8090\"\n\
                 shutdown_timeout: 10s\nlog_level: info\n";
-    place.write_config(&format!("{SEED}\n{flat}"));
-    let output = place.run(&["gate", "run"]);
-    let told = said::err(&output);
+    gate_dir.write_config(&format!("{SEED}\n{flat}"));
+    let output = gate_dir.run(&["gate", "run"]);
+    let told = output::stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{told}");
     for (key, new) in [
         ("interceptor_addr", "server.interceptor_addr"),
@@ -111,17 +116,17 @@ fn seed_000_description_of_a_tool_is_shown_wherever_tools_are() {
         .tool("files", &command, described)
         .tool("plain", &command, "");
     let gate = bridge.start();
-    let health = bridge.ask("GET", "/health", &[], "").json()["tools"].clone();
+    let health = bridge.request("GET", "/health", &[], "").json()["tools"].clone();
     assert_eq!(health["files"]["description"], "Filesystem access tool");
     assert_eq!(health["plain"]["description"], Value::Null);
-    let listed = said::out(&bridge.place.run(&["bridge", "list", "--json"]));
+    let listed = output::stdout(&bridge.gate_dir.run(&["bridge", "list", "--json"]));
     let listed: Value = serde_json::from_str(&listed).unwrap();
     for servers in [gate.get("/v1/tools").json(), listed] {
         assert_eq!(servers[0]["name"], "files", "{servers}");
         assert_eq!(servers[0]["description"], "Filesystem access tool");
         assert_eq!(servers[1]["description"], Value::Null);
     }
-    let table = said::out(&bridge.place.run(&["bridge", "list"]));
+    let table = output::stdout(&bridge.gate_dir.run(&["bridge", "list"]));
     let line = |name: &str| table.lines().find(|line| line.starts_with(name)).unwrap();
     assert!(line("SERVER").ends_with("DESCRIPTION"), "{table}");
     assert!(line("files").ends_with("Filesystem access tool"), "{table}");

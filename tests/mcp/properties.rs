@@ -1,4 +1,4 @@
-//! The seed's correctness properties that need a whole gate, under their numbers.
+//! The seed's correctness properties that need a whole gate, with their numbers.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::io::BufReader;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
 use testkit::{http, wait};
 
@@ -16,12 +16,12 @@ use crate::relay::events;
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const CASES: u32 = 100;
 
-/// A policy that does what the message says, so that the message can be anything.
+/// A policy that decides as the message says, so that the message can be anything.
 const OBEDIENT: &str =
     "decision := object.get(input.params, \"decide\", {\"action\": \"allow\"})\n";
 
-/// Introduces itself, and sends every other line back. After `notifications/close` it closes its
-/// input and lives on.
+/// Initializes, and echoes every other line. After `notifications/close` it closes its
+/// input and keeps running.
 const ECHO: &str = r#"while IFS= read -r line; do
   case $line in
     *'"initialize"'*) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"x","version":"1"}}}';;
@@ -63,7 +63,7 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
         let stream = bridge.send("GET", &session.path, &session.headers(), "");
         let mut stream = BufReader::new(stream);
         prop_assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
-        // Write, and read what comes back.
+        // Write, and read the response.
         for (number, word) in words.iter().enumerate() {
             let mark = format!("\"number\":{number}");
             let params = json!({"word": word, "number": number});
@@ -75,13 +75,13 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
         }
         let ping = request(9, "ping", &json!({}));
         if closes {
-            // A write that fails is an error for its caller, and for nobody else.
+            // A failed write is an error only for its caller.
             let text = notification("notifications/close", &json!({}));
             prop_assert_eq!(session.post(&text).status, 202);
             events(&mut stream, "notifications/closed");
             prop_assert_eq!(session.post(&ping).status, 500);
         } else {
-            // Stop: its input ends, and it ends by itself.
+            // Stop: the input ends, and the process exits by itself.
             prop_assert_eq!(session.delete(), 204);
             bridge.wait_for_metric(&ended, earlier + 1);
         }
@@ -91,7 +91,7 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
     });
 }
 
-/// A tool as health may find it.
+/// A tool in one of the states of a health check.
 #[derive(Clone, Copy, Debug)]
 enum ToolState {
     Works,
@@ -115,7 +115,7 @@ impl ToolState {
         }
     }
 
-    /// The status of the answer to a new session, where one is tried.
+    /// The status of a new session, where one is attempted.
     fn answer(self) -> Option<u16> {
         match self {
             ToolState::Works => Some(200),
@@ -136,13 +136,13 @@ impl ToolState {
 // **Feature: unified-sidecar, Property 9: Health Status Aggregation**
 #[test]
 fn property_09_health_status_aggregation() {
-    let place = Place::new(PALISADE);
+    let gate_dir = GateDir::new(PALISADE);
     let (hooks, tools) = (Port::take(), Port::take());
-    let bundle = place.path().join("bundle");
+    let bundle = gate_dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
     let policy = format!("package mcp.authz\n{OBEDIENT}");
     std::fs::write(bundle.join("policy.rego"), policy).unwrap();
-    let gate = place.start();
+    let gate = gate_dir.start();
     let states = prop::sample::select(vec![
         ToolState::Works,
         ToolState::CannotStart,
@@ -162,7 +162,7 @@ fn property_09_health_status_aggregation() {
     );
     let case = Cell::new(0);
     proptest!(ProptestConfig::with_cases(CASES), |((states, two_addresses, (bundles, policy)) in strategy)| {
-        // Tools of their own for every case: what is as it was keeps its state.
+        // New tools for every case, because unchanged ones keep their state.
         case.set(case.get() + 1);
         let named: Vec<_> = states
             .iter()
@@ -185,18 +185,18 @@ fn property_09_health_status_aggregation() {
         for (name, state) in &named {
             text.push_str(&state.entry(name));
         }
-        place.write_config(&text);
-        let reloaded = gate.ask("POST", "/v1/config/reload", &Value::Null);
+        gate_dir.write_config(&text);
+        let reloaded = gate.request("POST", "/v1/config/reload", &Value::Null);
         prop_assert_eq!(reloaded.status, 200, "{}", reloaded.text());
         for (name, state) in &named {
             if let Some(expected) = state.answer() {
                 let path = format!("/mcp/{name}");
-                let answer = bridge::ask(tools.address(), "POST", &path, &[], &initialize());
+                let answer = bridge::exchange(tools.address(), "POST", &path, &[], &initialize());
                 prop_assert_eq!(answer.status, expected, "{}", answer.text());
             }
         }
         for address in addresses {
-            let answer = bridge::ask(address, "GET", "/health", &[], "");
+            let answer = bridge::exchange(address, "GET", "/health", &[], "");
             let health = answer.json();
             prop_assert_eq!(answer.status, 200, "{}", health);
             prop_assert_eq!(&health["status"], "healthy");
@@ -252,7 +252,7 @@ fn property_10_metrics_emission_consistency() {
         .policy(OBEDIENT);
     let _gate = bridge.start();
     let session = bridge.session("fixture");
-    // On a busy machine its introduction may take longer than its calls may.
+    // On a busy machine the initialization may take longer than the limit of its calls.
     let short = wait::until("a session", || bridge.try_session("short").ok());
     let ends = prop_oneof![
         3 => Just(CallEnd::Success),
@@ -293,13 +293,13 @@ fn property_10_metrics_emission_consistency() {
             r#"polis_sidecar_policy_decision_duration_seconds_count{bundle_id="guard"}"#.to_owned(),
         ];
         let read = |series: &[String]| -> Vec<u64> {
-            let text = bridge.ask("GET", "/metrics", &[], "").text();
+            let text = bridge.request("GET", "/metrics", &[], "").text();
             series.iter().map(|one| value_of(&text, one).unwrap_or(0)).collect()
         };
         let one_more = |earlier: &[u64]| -> Vec<u64> { earlier.iter().map(|count| count + 1).collect() };
         let earlier = read(&series);
         let path = format!("/intercept/{moment}");
-        let answer = bridge.ask("POST", &path, &[], &envelope.to_string());
+        let answer = bridge.request("POST", &path, &[], &envelope.to_string());
         prop_assert_eq!(answer.status, 200, "{}", answer.text());
         prop_assert_eq!(&answer.json()["action"], counted);
         prop_assert_eq!(read(&series), one_more(&earlier), "{:?}", series);
@@ -333,7 +333,7 @@ fn property_10_metrics_emission_consistency() {
                 let file = bridge.path(&format!("started-{}", case.get()));
                 let params = json!({"name": "cancellable", "arguments": {"file": file}});
                 let _open = session.send(&request(7, "tools/call", &params));
-                wait::until("the call to be under way", || file.exists().then_some(()));
+                wait::until("the call to be in flight", || file.exists().then_some(()));
                 let cancel = notification("notifications/cancelled", &json!({"requestId": 7}));
                 prop_assert_eq!(session.post(&cancel).status, 202);
             }

@@ -1,9 +1,9 @@
-//! Requests that are refused where tools are served, and the words of the refusals.
+//! Requests that the tool listeners refuse, and the messages of the refusals.
 
 use std::io::{BufReader, Write};
 
 use serde_json::json;
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::wait;
 
 use crate::bridge::{Bridge, initialize, request};
@@ -12,7 +12,7 @@ use crate::relay::events;
 const TOKEN: &str = "a-token-of-the-operator";
 
 /// The sentence of a refusal.
-fn sentence(answer: &Answer) -> String {
+fn sentence(answer: &HttpResponse) -> String {
     let error = &answer.json()["error"];
     error.as_str().unwrap_or_default().to_owned()
 }
@@ -39,7 +39,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
         for token in refused {
             let header = token.map(|token| ("Authorization", token));
             let headers: Vec<_> = header.into_iter().collect();
-            let answer = bridge.ask(method, path, &headers, body);
+            let answer = bridge.request(method, path, &headers, body);
             assert_eq!(answer.status, 401, "{path} {token:?}: {}", answer.text());
             assert_eq!(
                 sentence(&answer),
@@ -49,11 +49,11 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
             assert!(scheme.contains("Bearer"), "{answer:?}");
         }
         let headers = [("Authorization", right.as_str())];
-        let answer = bridge.ask(method, path, &headers, body);
+        let answer = bridge.request(method, path, &headers, body);
         let expected = if *path == "/message" { 404 } else { 200 };
         assert_eq!(answer.status, expected, "{path}: {}", answer.text());
     }
-    // How the refusal of a hook is written is up to its dialect; it lets nothing pass.
+    // The form of a hook's refusal depends on its dialect; all block the call.
     let call = json!({
         "version": "1.0", "type": "before", "request_id": "r", "method": "tools/call",
         "timestamp": "2026-01-01T00:00:00Z", "params": {"name": "x"}, "tool_id": "fixture",
@@ -62,7 +62,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
     let hook = |token: Option<&str>| {
         let header = token.map(|token| ("Authorization", token));
         let headers: Vec<_> = header.into_iter().collect();
-        let answer = bridge.ask("POST", "/intercept/before", &headers, &call.to_string());
+        let answer = bridge.request("POST", "/intercept/before", &headers, &call.to_string());
         answer.text()
     };
     for token in refused {
@@ -86,19 +86,19 @@ fn seed_000_an_agent_without_a_name_is_refused_where_enforced() {
             ("GET", "/sse"),
             ("POST", "/message"),
         ] {
-            let answer = bridge.ask(method, path, headers, &initialize());
+            let answer = bridge.request(method, path, headers, &initialize());
             assert_eq!(answer.status, 401, "{path}: {}", answer.text());
             assert_eq!(sentence(&answer), "The X-Agent-ID header is missing");
         }
     }
     let headers = [("X-Agent-ID", "review")];
-    let answer = bridge.ask("POST", "/mcp/fixture", &headers, &initialize());
+    let answer = bridge.request("POST", "/mcp/fixture", &headers, &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let path = "/mcp/fixture?agent_id=review";
-    let answer = bridge.ask("POST", path, &[], &initialize());
+    let answer = bridge.request("POST", path, &[], &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
-    // Health and metrics belong to no agent.
-    assert_eq!(bridge.ask("GET", "/health", &[], "").status, 200);
+    // Health and metrics need no agent name.
+    assert_eq!(bridge.request("GET", "/health", &[], "").status, 200);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn seed_000_messages_of_the_older_transport_have_their_statuses() {
     let session = head.header("x-session-id").unwrap().to_owned();
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
     let post = |agent: &str, path: &str, body: &str| {
-        bridge.ask("POST", path, &[("X-Agent-ID", agent)], body)
+        bridge.request("POST", path, &[("X-Agent-ID", agent)], body)
     };
     let message = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     assert_eq!(post("one", &endpoint, message).status, 202);
@@ -133,7 +133,7 @@ fn seed_000_messages_of_the_older_transport_have_their_statuses() {
     let named = [("X-Agent-ID", "one"), ("X-Session-ID", session.as_str())];
     for path in ["/message", "/mcp/message"] {
         assert_eq!(
-            bridge.ask("POST", path, &named, message).status,
+            bridge.request("POST", path, &named, message).status,
             202,
             "{path}"
         );
@@ -183,7 +183,7 @@ fn seed_000_other_hosts_and_web_pages_are_refused() {
     ];
     for (headers, why) in refused {
         for (method, path, body) in &requests {
-            let answer = bridge.ask(method, path, headers, body);
+            let answer = bridge.request(method, path, headers, body);
             assert_eq!(answer.status, 403, "{path} {headers:?}: {}", answer.text());
             assert_eq!(sentence(&answer), why, "{path} {headers:?}");
         }
@@ -197,13 +197,13 @@ fn seed_000_other_hosts_and_web_pages_are_refused() {
         &[("Sec-Fetch-Site", "same-origin")],
         &[("Sec-Fetch-Site", "none")],
     ] {
-        let answer = bridge.ask("POST", "/mcp/fixture", headers, &initialize());
+        let answer = bridge.request("POST", "/mcp/fixture", headers, &initialize());
         assert_eq!(answer.status, 200, "{headers:?}: {}", answer.text());
     }
     let mut stream = bridge.connect();
     let head = "GET /health HTTP/1.1\r\nConnection: close\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
-    let answer = http::read_answer(BufReader::new(stream)).unwrap();
+    let answer = http::read_response(BufReader::new(stream)).unwrap();
     assert_eq!(answer.status, 403, "{}", answer.text());
     assert_eq!(sentence(&answer), "The Host header is missing");
 }

@@ -1,4 +1,4 @@
-//! What is said arrives as it was said, and at nobody else.
+//! Messages arrive unchanged, and only at their own session.
 
 use std::io::{BufReader, Read, Write};
 
@@ -7,7 +7,7 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Numbers no type of ours can hold, keys out of order and twice, escapes and what they escape.
+/// Numbers that no Rust type can hold, unordered and duplicate keys, escapes.
 const ARGUMENTS: &str = r#"{"z":123456789012345678901234567890,"a":-0.10000000000000000555111512312578270211815834045410156250e+400,"f":1.10,"u":"\u00e9é✓ \ud83d\ude00","nested":{"b":[1,2,{"y":null,"x":true}],"a":{}},"":"\/"}"#;
 
 #[test]
@@ -25,7 +25,7 @@ fn every_byte_of_a_call_survives_in_both_directions() {
         "{text}"
     );
     assert!(text.contains("\"id\":99999999999999999999"), "{text}");
-    // What the server was given, which it returns as a text.
+    // The arguments that the server received, returned as a text.
     let given = format!(r#"{{"unknown":[1.0],"name":"echo_raw","arguments":{ARGUMENTS}}}"#);
     assert!(text.contains(&Value::from(given).to_string()), "{text}");
 }
@@ -46,7 +46,9 @@ fn every_byte_survives_the_newest_revision_too() {
         ("Mcp-Method", "tools/call"),
         ("Mcp-Name", "echo_raw"),
     ];
-    let text = bridge.ask("POST", "/mcp/fixture", &headers, &body).text();
+    let text = bridge
+        .request("POST", "/mcp/fixture", &headers, &body)
+        .text();
     assert!(
         text.contains(&format!("\"structuredContent\":{ARGUMENTS}")),
         "{text}"
@@ -75,7 +77,7 @@ fn two_sessions_with_the_same_ids_hear_only_their_own() {
     let waiting = one.send(&request(1, "tools/call", &slow));
     let text = two.text("test_simple_text", &json!({}));
     assert_eq!(text, "This is a simple text response for testing.");
-    let answer = http::read_answer(BufReader::new(waiting)).unwrap();
+    let answer = http::read_response(BufReader::new(waiting)).unwrap();
     let slept = &messages(&answer)[0]["result"]["content"][0]["text"];
     assert_eq!(slept, "Slept.", "{}", answer.text());
     // And each has a process of its own.
@@ -108,7 +110,7 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     let first = one.send(&progress("t", 4));
     let second = two.send(&progress("t", 6));
     for (stream, steps) in [(first, 4), (second, 6)] {
-        let answer = http::read_answer(BufReader::new(stream)).unwrap();
+        let answer = http::read_response(BufReader::new(stream)).unwrap();
         let messages = messages(&answer);
         let told = messages.iter().filter(|message| {
             message["method"] == "notifications/progress" && message["params"]["total"] == steps
@@ -127,12 +129,12 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     }
 }
 
-/// The events of a stream, until one holds that text: their ids and what they say.
+/// The ids and data of a stream's events, up to the event that contains `until`.
 pub(crate) fn events(stream: &mut impl Read, until: &str) -> Vec<(String, String)> {
     let mut text = String::new();
     while !text.contains(until) || !text.ends_with("\n\n") {
         let chunk = http::read_chunk(&mut *stream).unwrap();
-        text += &String::from_utf8(chunk.expect("the stream goes on")).unwrap();
+        text += &String::from_utf8(chunk.expect("the stream continues")).unwrap();
     }
     let field = |event: &str, name: &str| {
         let line = event.lines().find_map(|line| line.strip_prefix(name));
@@ -152,7 +154,7 @@ fn a_stream_of_the_older_transport_goes_on_where_it_broke() {
     let head = http::read_head(&mut stream).unwrap();
     let session = head.header("x-session-id").unwrap().to_owned();
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
-    let post = |body: &str| assert_eq!(bridge.ask("POST", &endpoint, &[], body).status, 202);
+    let post = |body: &str| assert_eq!(bridge.request("POST", &endpoint, &[], body).status, 202);
     let client = json!({"name": "test", "version": "1"});
     let params = json!({"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": client});
     post(&request(0, "initialize", &params));
@@ -186,7 +188,7 @@ fn stderr_of_a_server_is_in_the_log_with_its_name() {
     let session = bridge.session("fixture");
     session.text("stderr_lines", &json!({"count": 1, "text": "over and out"}));
     wait::until("the line", || {
-        let said = gate.said();
+        let said = gate.stderr();
         let line = said.lines().find(|line| line.contains("over and out 0"))?;
         line.contains("fixture").then_some(())
     });

@@ -1,4 +1,4 @@
-//! `palisade bridge run`, also under the name that people know it by.
+//! `palisade bridge run`, also under the name `polis-bridge`.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -8,23 +8,23 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use testkit::inside::{self, Inside};
+use testkit::inside::{self, NetNamespace};
 use testkit::leftovers::start_of;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
 use crate::bridge::{Bridge, initialize, messages, request};
-use crate::polis_config::ask;
+use crate::polis_config::exchange;
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A bridge that runs by itself. Dropping it kills it.
+/// A bridge without a gate. Dropping it kills the process.
 struct Standalone {
     child: Child,
     log: PathBuf,
 }
 
 impl Standalone {
-    /// Starts it, with its log in a file of the place, and waits until it listens.
+    /// Starts the bridge with its log in a file, and waits until it listens.
     fn start(bridge: &Bridge, mut command: Command) -> Self {
         let log = bridge.path("bridge.log");
         command.stderr(File::create(&log).unwrap());
@@ -32,14 +32,17 @@ impl Standalone {
         let mut started = Self { child, log };
         wait::until("the bridge to listen", || {
             if let Some(status) = started.child.try_wait().unwrap() {
-                panic!("the bridge ended ({status}): {}", started.said());
+                panic!("the bridge ended ({status}): {}", started.stderr());
             }
-            started.said().contains("bridge listening on").then_some(())
+            started
+                .stderr()
+                .contains("bridge listening on")
+                .then_some(())
         });
         started
     }
 
-    fn said(&self) -> String {
+    fn stderr(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
@@ -53,23 +56,23 @@ impl Standalone {
 
 impl Drop for Standalone {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both fail if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A program with a bare environment, at home in the bridge's place.
+/// A program with an empty environment, whose home is the gate directory.
 fn program(bridge: &Bridge, path: impl AsRef<Path>) -> Command {
     let mut command = Command::new(path.as_ref());
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap())
-        .env("HOME", bridge.place.path());
+        .env("HOME", bridge.gate_dir.path());
     command
 }
 
-/// `palisade bridge run`, at the place's own port.
+/// `palisade bridge run` at the reserved port.
 fn bridge_run(bridge: &Bridge) -> Command {
     let mut command = program(bridge, PALISADE);
     let port = bridge.address.port().to_string();
@@ -88,34 +91,34 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let fixture = testkit::mcp::fixture();
     command
         .env("FIXTURE_DIR", fixture.parent().unwrap())
-        .env("WORDS", "Says what it is told.")
+        .env("WORDS", "Returns its environment.")
         .args(["--", "$FIXTURE_DIR/mcp-fixture", "--describe", "${WORDS}"]);
     let running = Standalone::start(&bridge, command);
 
-    // The only tool needs no name.
-    let answer = bridge.ask("POST", "/mcp", &[], &initialize());
+    // A single tool needs no name.
+    let answer = bridge.request("POST", "/mcp", &[], &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let session = bridge.session("bridge");
     let listed = session.post(&request(2, "tools/list", &json!({})));
     let listed = messages(&listed)[0]["result"]["tools"].clone();
     let echo = listed.as_array().unwrap().iter();
     let echo: Vec<&Value> = echo.filter(|tool| tool["name"] == "echo_raw").collect();
-    assert_eq!(echo[0]["description"], "Says what it is told.");
-    // Its environment is that of the command.
+    assert_eq!(echo[0]["description"], "Returns its environment.");
+    // The server inherits the environment of the command.
     let told = session.text("env", &json!({"name": "WORDS"}));
-    assert!(told.contains("Says what it is told."), "{told}");
+    assert!(told.contains("Returns its environment."), "{told}");
     let mut events = bridge.send("GET", "/sse", &[], "");
     assert_eq!(testkit::http::read_head(&mut events).unwrap().status, 200);
     let first = testkit::http::read_chunk(&mut events).unwrap().unwrap();
     assert!(first.starts_with(b"event: endpoint"), "{first:?}");
-    let health = bridge.ask("GET", "/health", &[], "");
+    let health = bridge.request("GET", "/health", &[], "");
     assert_eq!(health.status, 200, "{}", health.text());
     wait::until("the decision in the log", || {
-        let said = running.said();
+        let said = running.stderr();
         (said.contains("tool call decided") && said.contains("name=\"env\"")).then_some(())
     });
-    // Nothing was made in the operator's home.
-    let made = std::fs::read_dir(bridge.place.path()).unwrap();
+    // No file was created in the operator's home.
+    let made = std::fs::read_dir(bridge.gate_dir.path()).unwrap();
     let names = made.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
     names.sort();
@@ -142,7 +145,7 @@ fn seed_000_bridge_run_ends_with_every_process_it_started() {
         let started = start_of(grandchild).unwrap();
         assert_eq!(bridge.servers().len(), 1);
 
-        assert_eq!(running.end(signal), code, "{signal}: {}", running.said());
+        assert_eq!(running.end(signal), code, "{signal}: {}", running.stderr());
         wait::until("no process to be left", || {
             let over = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
             over.then_some(())
@@ -162,16 +165,16 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     command.args(["--", &fixture()]);
     // Port 8090 of this machine may be taken.
     let running = Standalone::start(&bridge, inside::alone(&command));
-    let said = running.said();
+    let said = running.stderr();
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
     assert!(said.contains(address), "{said}");
-    let network = Inside::of_process(running.child.id());
-    let answer = ask(&network, "POST", "/mcp", &initialize());
+    let network = NetNamespace::of_process(running.child.id());
+    let answer = exchange(&network, "POST", "/mcp", &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_eq!(ask(&network, "GET", "/health", "").status, 200);
+    assert_eq!(exchange(&network, "GET", "/health", "").status, 200);
 
     let help = program(&bridge, &link).arg("--help").output().unwrap();
-    let help = said::out(&help);
+    let help = output::stdout(&help);
     assert!(
         help.contains("Usage: polis-bridge [OPTIONS] <COMMAND>..."),
         "{help}"
@@ -215,9 +218,12 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     let bearer = ("Authorization", "Bearer of-the-operator");
     let post = |path: &str, headers: &[(&str, &str)], body: &str| {
         let headers: Vec<_> = headers.iter().copied().chain([bearer]).collect();
-        bridge.ask("POST", path, &headers, body)
+        bridge.request("POST", path, &headers, body)
     };
-    assert_eq!(bridge.ask("POST", "/mcp", &[], &initialize()).status, 401);
+    assert_eq!(
+        bridge.request("POST", "/mcp", &[], &initialize()).status,
+        401
+    );
     assert_eq!(post("/mcp/other", &[], &initialize()).status, 404);
     let began = post("/mcp", &[], &initialize());
     let session = began.header("mcp-session-id").unwrap();
@@ -233,9 +239,9 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     let told = call("env", json!({})).to_string();
     assert!(told.contains("KEPT"), "{told}");
     assert!(!told.contains("of-the-operator"), "{told}");
-    // Decisions are information, and the level is that of the option.
+    // Decisions are logged at level info, and the option sets the level.
     assert_eq!(running.end(Signal::SIGTERM), Some(0));
-    let said = running.said();
+    let said = running.stderr();
     assert!(!said.contains("tool call decided"), "{said}");
 }
 
@@ -277,13 +283,13 @@ fn seed_000_bridge_run_refuses_what_it_cannot_serve() {
         ),
     ] {
         let output = refused(options, words);
-        let told = said::err(&output);
+        let told = output::stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {told}");
         assert!(told.contains(sentence), "{words:?}: {told}");
     }
     let _taken = TcpListener::bind(bridge.address).unwrap();
     let output = refused(&[], &[&fixture]);
-    let told = said::err(&output);
+    let told = output::stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{told}");
     assert!(told.contains(&bridge.address.to_string()), "{told}");
     assert!(told.contains("choose another port with -p"), "{told}");

@@ -1,4 +1,4 @@
-//! The container of `sandbox.remote`, which somebody else runs.
+//! A container of `sandbox.remote` that Palisade did not start.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -6,22 +6,30 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 use testkit::wait;
 
-use crate::bench::{Bench, Server};
+use crate::agent_fixture::{AgentFixture, Server};
 
-/// A workbench that is not ours. Dropping it ends it.
+/// A workbench that the gate did not start. Dropping it ends the process.
 struct Container(Child);
 
 impl Container {
-    fn start(bench: &Bench) -> Self {
-        Self::start_with(bench, std::env::var_os("PATH").unwrap().as_ref())
+    fn start(fixture: &AgentFixture) -> Self {
+        Self::start_with(fixture, std::env::var_os("PATH").unwrap().as_ref())
     }
 
-    /// With these programs.
-    fn start_with(bench: &Bench, path: &Path) -> Self {
-        let at = |name: &str| bench.place.path().join(name).to_str().unwrap().to_owned();
+    /// A workbench with these programs on its PATH.
+    fn start_with(fixture: &AgentFixture, path: &Path) -> Self {
+        let at = |name: &str| {
+            fixture
+                .gate_dir
+                .path()
+                .join(name)
+                .to_str()
+                .unwrap()
+                .to_owned()
+        };
         let (socket, root) = (at("bench.sock"), at("root"));
         std::fs::create_dir(&root).unwrap();
-        bench.place.write_config(&format!(
+        fixture.gate_dir.write_config(&format!(
             "version: \"1.0\"\nsandbox:\n  backend: remote\n  remote:\n    socket_path: {socket}\n"
         ));
         let words = [
@@ -31,7 +39,7 @@ impl Container {
             "--workspace-root",
             &root,
         ];
-        let mut command = bench.place.palisade(&words);
+        let mut command = fixture.gate_dir.palisade(&words);
         let child = command.env("PATH", path).stdout(Stdio::null()).spawn();
         let child = child.unwrap();
         wait::until("its socket", || Path::new(&socket).exists().then_some(()));
@@ -54,9 +62,9 @@ fn call(server: &mut Server, tool: &str, mut arguments: Value) -> Value {
 
 #[test]
 fn the_tools_of_a_container_work_and_the_rest_is_whoever_runs_its() {
-    let bench = Bench::new();
-    let _container = Container::start(&bench);
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    let _container = Container::start(&fixture);
+    let mut server = fixture.serve();
     let mut data = |tool: &str, arguments: Value| {
         let answer = call(&mut server, tool, arguments);
         assert_eq!(answer["result"]["isError"], false, "{tool}: {answer}");
@@ -78,7 +86,7 @@ fn the_tools_of_a_container_work_and_the_rest_is_whoever_runs_its() {
         json!(["in/src/lib.rs"])
     );
     data("download", json!({ "source": "a.txt", "to": "out" }));
-    assert_eq!(bench.repo.read("out/a.txt"), "one\ntwo\n");
+    assert_eq!(fixture.repo.read("out/a.txt"), "one\ntwo\n");
 
     for (tool, arguments) in [
         ("sandbox-pause", json!({})),
@@ -94,7 +102,7 @@ fn the_tools_of_a_container_work_and_the_rest_is_whoever_runs_its() {
     assert_eq!(listed[0]["name"], "remote");
     assert_eq!(listed[0]["status"], "active");
 
-    let records = bench.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
+    let records = fixture.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
     let records: Vec<Value> = serde_json::from_str(&records).unwrap();
     let mut purposes: Vec<&str> = records
         .iter()
@@ -109,14 +117,14 @@ fn the_tools_of_a_container_work_and_the_rest_is_whoever_runs_its() {
 
 #[test]
 fn a_container_without_git_says_that_a_patch_needs_it() {
-    let bench = Bench::new();
-    let programs = bench.place.path().join("programs");
+    let fixture = AgentFixture::new();
+    let programs = fixture.gate_dir.path().join("programs");
     std::fs::create_dir(&programs).unwrap();
     for name in ["sh", "base64", "cat", "mkdir", "rm", "tar", "env"] {
         std::os::unix::fs::symlink("/bin/busybox", programs.join(name)).unwrap();
     }
-    let _container = Container::start_with(&bench, &programs);
-    let mut server = bench.serve();
+    let _container = Container::start_with(&fixture, &programs);
+    let mut server = fixture.serve();
     let write = json!({ "path": "a.txt", "content": "one\n" });
     let written = call(&mut server, "write", write);
     assert_eq!(written["result"]["isError"], false, "{written}");

@@ -1,14 +1,14 @@
-//! `palisade mcp install`, into a home of its own.
+//! `palisade mcp install` with a temporary home directory.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use testkit::said;
+use testkit::output;
 
-use crate::bench::Bench;
+use crate::agent_fixture::AgentFixture;
 
-/// Each client: its file in a home and in a repository, and where the entry is in it.
+/// Each client: its file in a home and in a repository, and the key of the entry.
 const CLIENTS: [(&str, &str, &str, &str); 6] = [
     ("claude", ".claude.json", ".mcp.json", "mcpServers"),
     (
@@ -43,7 +43,7 @@ const CLIENTS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// A file as another program reads it.
+/// A settings file, parsed as another program would.
 fn read(file: &PathBuf) -> Value {
     let text = std::fs::read_to_string(file).unwrap();
     if file.extension().is_some_and(|kind| kind == "toml") {
@@ -60,10 +60,10 @@ fn read(file: &PathBuf) -> Value {
 
 #[test]
 fn every_client_is_told_in_its_own_file() {
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     for (client, user, project, section) in CLIENTS {
-        let file = bench.place.path().join(user);
-        let said = bench.ok(&["mcp", "install", client, "--yes"]);
+        let file = fixture.gate_dir.path().join(user);
+        let said = fixture.ok(&["mcp", "install", client, "--yes"]);
         assert!(said.contains(&format!("Installed for {client}")), "{said}");
         let entry = &read(&file)[section]["palisade"];
         let command = entry["command"].as_str().unwrap();
@@ -81,11 +81,11 @@ fn every_client_is_told_in_its_own_file() {
         );
         let mode = file.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{client}");
-        let said = bench.ok(&["mcp", "install", client, "--yes"]);
+        let said = fixture.ok(&["mcp", "install", client, "--yes"]);
         assert!(said.contains("nothing to change"), "{said}");
 
-        bench.ok(&["mcp", "install", client, "--scope", "project", "--yes"]);
-        let entry = &read(&bench.repo.path(project))[section]["palisade"];
+        fixture.ok(&["mcp", "install", client, "--scope", "project", "--yes"]);
+        let entry = &read(&fixture.repo.path(project))[section]["palisade"];
         assert_eq!(entry["command"], "palisade");
         assert_eq!(entry["args"][0], "mcp");
         let folder = entry["args"].get(2) == Some(&json!("${workspaceFolder}"));
@@ -95,7 +95,7 @@ fn every_client_is_told_in_its_own_file() {
 
 #[test]
 fn a_client_that_was_moved_is_told_where_it_is() {
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     for (client, variable, file) in [
         ("claude", "CLAUDE_CONFIG_DIR", ".claude.json"),
         ("codex", "CODEX_HOME", "config.toml"),
@@ -103,38 +103,39 @@ fn a_client_that_was_moved_is_told_where_it_is() {
         ("vscode", "XDG_CONFIG_HOME", "Code/User/mcp.json"),
         ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
     ] {
-        let moved = bench.place.path().join(format!("moved-{client}"));
+        let moved = fixture.gate_dir.path().join(format!("moved-{client}"));
         let words = ["mcp", "install", client, "--yes"];
-        let mut command = bench.place.palisade(&words);
+        let mut command = fixture.gate_dir.palisade(&words);
         let output = command.env(variable, &moved).output().unwrap();
-        assert!(output.status.success(), "{}", said::err(&output));
+        assert!(output.status.success(), "{}", output::stderr(&output));
         assert!(moved.join(file).is_file(), "{client}");
     }
 }
 
 #[test]
 fn what_is_installed_starts_and_serves() {
-    let bench = Bench::new();
-    bench.ok(&["mcp", "install", "gemini", "--yes"]);
-    let entry = &read(&bench.place.path().join(".gemini/settings.json"))["mcpServers"]["palisade"];
+    let fixture = AgentFixture::new();
+    fixture.ok(&["mcp", "install", "gemini", "--yes"]);
+    let entry =
+        &read(&fixture.gate_dir.path().join(".gemini/settings.json"))["mcpServers"]["palisade"];
     let words: Vec<String> = std::iter::once(&entry["command"])
         .chain(entry["args"].as_array().unwrap())
         .map(|word| word.as_str().unwrap().to_owned())
         .collect();
-    bench.drive_with("describes", "auto", &words, &["describes"]);
+    fixture.drive_with("describes", "auto", &words, &["describes"]);
 }
 
 #[test]
 fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
-    let bench = Bench::new();
-    let file = bench.place.path().join(".config/zed/settings.json");
+    let fixture = AgentFixture::new();
+    let file = fixture.gate_dir.path().join(".config/zed/settings.json");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     let text = "// Mine\n{\n  \"theme\": \"One Dark\", // nice\n  \"context_servers\": {\n    \"other\": { \"command\": \"x\" },\n  },\n}\n";
     std::fs::write(&file, text).unwrap();
     let mode = PermissionsExt::from_mode(0o640);
     std::fs::set_permissions(&file, mode).unwrap();
 
-    let shown = bench.ok(&["mcp", "install", "zed", "--print"]);
+    let shown = fixture.ok(&["mcp", "install", "zed", "--print"]);
     assert!(shown.contains("+    \"palisade\": {"), "{shown}");
     assert_eq!(
         std::fs::read_to_string(&file).unwrap(),
@@ -142,13 +143,13 @@ fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
         "--print writes nothing"
     );
 
-    let output = bench.run(&["mcp", "install", "zed"]);
-    assert_eq!(output.status.code(), Some(2), "nobody to ask");
-    assert!(said::err(&output).contains("+    \"palisade\": {"));
-    assert!(said::err(&output).contains("--yes"));
+    let output = fixture.run(&["mcp", "install", "zed"]);
+    assert_eq!(output.status.code(), Some(2), "no terminal for the prompt");
+    assert!(output::stderr(&output).contains("+    \"palisade\": {"));
+    assert!(output::stderr(&output).contains("--yes"));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
 
-    bench.ok(&["mcp", "install", "zed", "--yes"]);
+    fixture.ok(&["mcp", "install", "zed", "--yes"]);
     let new = std::fs::read_to_string(&file).unwrap();
     for line in text.lines() {
         assert!(new.contains(line), "{line}: {new}");
@@ -162,15 +163,15 @@ fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
 
 #[test]
 fn a_file_that_is_not_understood_is_left_alone() {
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     for (client, user, _, section) in CLIENTS {
-        let file = bench.place.path().join(user);
+        let file = fixture.gate_dir.path().join(user);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         for text in ["{\"a\": ", "\u{0}", &format!("{{\"{section}\": 7}}")] {
             std::fs::write(&file, text).unwrap();
-            let output = bench.run(&["mcp", "install", client, "--yes"]);
+            let output = fixture.run(&["mcp", "install", client, "--yes"]);
             assert_eq!(output.status.code(), Some(2), "{client}: {text}");
-            assert!(said::err(&output).contains("nothing was changed"));
+            assert!(output::stderr(&output).contains("nothing was changed"));
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
         }
     }
@@ -178,11 +179,11 @@ fn a_file_that_is_not_understood_is_left_alone() {
 
 #[test]
 fn a_link_of_the_operators_is_followed_and_one_of_the_repositorys_is_not() {
-    let bench = Bench::new();
-    let home = bench.place.path();
+    let fixture = AgentFixture::new();
+    let home = fixture.gate_dir.path();
     std::fs::write(home.join("dotfile"), "{}").unwrap();
     symlink("dotfile", home.join(".claude.json")).unwrap();
-    bench.ok(&["mcp", "install", "claude", "--yes"]);
+    fixture.ok(&["mcp", "install", "claude", "--yes"]);
     assert!(home.join(".claude.json").is_symlink());
     assert!(
         std::fs::read_to_string(home.join("dotfile"))
@@ -190,15 +191,15 @@ fn a_link_of_the_operators_is_followed_and_one_of_the_repositorys_is_not() {
             .contains("palisade")
     );
 
-    symlink("../dotfile", bench.repo.path(".mcp.json")).unwrap();
-    symlink("..", bench.repo.path(".vscode")).unwrap();
+    symlink("../dotfile", fixture.repo.path(".mcp.json")).unwrap();
+    symlink("..", fixture.repo.path(".vscode")).unwrap();
     for client in ["claude", "vscode"] {
-        let output = bench.run(&["mcp", "install", client, "--scope", "project", "--yes"]);
+        let output = fixture.run(&["mcp", "install", client, "--scope", "project", "--yes"]);
         assert_eq!(output.status.code(), Some(2));
         assert!(
-            said::err(&output).contains("is a link"),
+            output::stderr(&output).contains("is a link"),
             "{}",
-            said::err(&output)
+            output::stderr(&output)
         );
     }
 }

@@ -1,9 +1,9 @@
-//! What an agent does, and what its operator finds.
+//! An agent's whole session, and the results for its operator.
 
 use serde_json::json;
 use testkit::wait;
 
-use crate::bench::Bench;
+use crate::agent_fixture::AgentFixture;
 
 const JOURNEY: [&str; 9] = [
     "create", "write", "bash", "read", "grep", "edit", "patch", "diff", "states",
@@ -12,16 +12,16 @@ const JOURNEY: [&str; 9] = [
 #[test]
 fn a_client_works_in_a_sandbox_and_the_operators_files_stay_as_they_are() {
     for mode in ["auto", "legacy"] {
-        let bench = Bench::new();
-        let before = bench.repo.fingerprint();
-        let head = bench.repo.git(&["rev-parse", "HEAD"]);
-        bench.drive("journey", mode, &JOURNEY);
-        let changed = before.differences(&bench.repo.fingerprint());
+        let fixture = AgentFixture::new();
+        let before = fixture.repo.fingerprint();
+        let head = fixture.repo.git(&["rev-parse", "HEAD"]);
+        fixture.drive("journey", mode, &JOURNEY);
+        let changed = before.differences(&fixture.repo.fingerprint());
         assert!(changed.is_empty(), "{changed:?}");
-        assert_eq!(bench.repo.git(&["status", "--porcelain"]), "");
-        assert_eq!(bench.repo.git(&["rev-parse", "HEAD"]), head);
+        assert_eq!(fixture.repo.git(&["status", "--porcelain"]), "");
+        assert_eq!(fixture.repo.git(&["rev-parse", "HEAD"]), head);
         assert_eq!(
-            bench.diary("palisade/fix-it"),
+            fixture.diary("palisade/fix-it"),
             [
                 "write: src/new/main.py",
                 "bash: python3 src/new/main.py > out.txt; cat out.txt; pwd",
@@ -30,38 +30,38 @@ fn a_client_works_in_a_sandbox_and_the_operators_files_stay_as_they_are() {
                 "patch: docs/new.md",
             ]
         );
-        bench.drive("leave", mode, &["kept"]);
-        bench.ok(&["delete", "--force", "fix-it"]);
-        bench.assert_nothing_left();
+        fixture.drive("leave", mode, &["kept"]);
+        fixture.ok(&["delete", "--force", "fix-it"]);
+        fixture.assert_nothing_left();
     }
 }
 
 #[test]
 fn a_sandbox_is_deleted_when_nothing_is_lost_or_by_force() {
-    let bench = Bench::new();
-    bench.drive("whole", "auto", &["delete"]);
-    bench.assert_nothing_left();
+    let fixture = AgentFixture::new();
+    fixture.drive("whole", "auto", &["delete"]);
+    fixture.assert_nothing_left();
 }
 
 #[test]
 fn what_is_asked_for_wrongly_is_said_in_a_sentence() {
-    let bench = Bench::new();
-    bench.drive("errors", "auto", &["names", "paths", "tools", "which"]);
-    assert_eq!(bench.diary("palisade/one"), Vec::<String>::new());
+    let fixture = AgentFixture::new();
+    fixture.drive("errors", "auto", &["names", "paths", "tools", "which"]);
+    assert_eq!(fixture.diary("palisade/one"), Vec::<String>::new());
 }
 
 #[test]
 fn a_call_that_is_given_up_ends_its_command() {
-    let bench = Bench::new();
-    bench.drive("cancel", "auto", &["cancel"]);
-    let diary = bench.diary("palisade/patient");
+    let fixture = AgentFixture::new();
+    fixture.drive("cancel", "auto", &["cancel"]);
+    let diary = fixture.diary("palisade/patient");
     assert_eq!(diary, ["bash: echo begun > begun.txt; sleep 4321"]);
 }
 
 #[test]
 fn seed_004_bash_returns_stdout_and_stderr_apart() {
-    let bench = Bench::new();
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    let mut server = fixture.serve();
     server.call("sandbox-create", &json!({ "name": "fix" }));
     server.answer();
     let line = "echo out; echo err >&2; exit 3";
@@ -80,8 +80,8 @@ fn seed_004_bash_returns_stdout_and_stderr_apart() {
 
 #[test]
 fn seed_004_sandbox_delete_is_refused_while_a_command_runs() {
-    let bench = Bench::new();
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    let mut server = fixture.serve();
     server.call("sandbox-create", &json!({ "name": "fix" }));
     server.answer();
     let line = "sleep 4323 >/dev/null 2>&1 & until pgrep -fx 'sleep 432[3]' >/dev/null; do :; done";
@@ -101,61 +101,61 @@ fn seed_004_sandbox_delete_is_refused_while_a_command_runs() {
         "{answer}"
     );
     drop(server);
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
 #[test]
 fn calls_at_the_same_time_lose_nothing() {
-    let bench = Bench::new();
-    bench.drive("crowd", "auto", &["crowd"]);
+    let fixture = AgentFixture::new();
+    fixture.drive("crowd", "auto", &["crowd"]);
 }
 
 #[test]
 fn every_tool_is_described() {
-    let bench = Bench::new();
+    let fixture = AgentFixture::new();
     for mode in ["auto", "legacy"] {
-        bench.drive("describes", mode, &["describes"]);
+        fixture.drive("describes", mode, &["describes"]);
     }
 }
 
 #[test]
 fn it_ends_when_its_client_hangs_up() {
-    let bench = Bench::new();
-    let output = bench.run(&["mcp"]);
+    let fixture = AgentFixture::new();
+    let output = fixture.run(&["mcp"]);
     assert!(output.status.success());
     assert!(output.stdout.is_empty(), "stdout is the protocol's");
 }
 
 #[test]
 fn what_was_under_way_ends_with_the_client_and_is_kept() {
-    let bench = Bench::new();
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    let mut server = fixture.serve();
     server.call("sandbox-create", &json!({ "name": "left" }));
     server.answer();
     let line = "echo begun > begun.txt; sleep 4322";
     server.call("bash", &json!({ "command": line }));
     wait::until("its beginning", || {
-        let there = bench.run(&["exec", "left", "--", "test", "-e", "begun.txt"]);
+        let there = fixture.run(&["exec", "left", "--", "test", "-e", "begun.txt"]);
         there.status.success().then_some(())
     });
     let status = server.hang_up();
     assert!(status.success(), "{status}");
     let look = "pgrep -fx 'sleep 432[2]' || echo none";
     wait::until("the command's end", || {
-        let found = bench.ok(&["exec", "left", "--", "sh", "-c", look]);
+        let found = fixture.ok(&["exec", "left", "--", "sh", "-c", look]);
         (found == "none\n").then_some(())
     });
-    assert_eq!(bench.diary("palisade/left"), [format!("bash: {line}")]);
+    assert_eq!(fixture.diary("palisade/left"), [format!("bash: {line}")]);
 }
 
 #[test]
 fn a_gate_that_died_is_started_again() {
-    let bench = Bench::new();
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    let mut server = fixture.serve();
     server.call("sandbox-create", &json!({ "name": "one" }));
     server.answer();
-    bench.ok(&["gate", "stop"]);
-    // Within a moment of its death a call may say that no gate answers.
+    fixture.ok(&["gate", "stop"]);
+    // Shortly after the gate's death a call may report that no gate answers.
     wait::until("a gate", || {
         server.call("read", &json!({ "path": "README.md" }));
         let answer = server.answer();
@@ -165,9 +165,9 @@ fn a_gate_that_died_is_started_again() {
 
 #[test]
 fn another_repositorys_sandboxes_are_not_there() {
-    let bench = Bench::new();
-    bench.ok(&["create", "--no-repo", "other"]);
-    let mut server = bench.serve();
+    let fixture = AgentFixture::new();
+    fixture.ok(&["create", "--no-repo", "other"]);
+    let mut server = fixture.serve();
     for (tool, arguments) in [
         ("bash", json!({ "sandbox": "other", "command": "true" })),
         (

@@ -1,5 +1,5 @@
-//! `palisade mcp` as people have it: the official Python client starts it and works on a fresh
-//! repository, and what the operator finds afterwards.
+//! `palisade mcp` with the official Python client, which starts it and works on a new
+//! repository, and the results for the operator.
 //!
 //! The client is installed by `tests/mcp/install`.
 
@@ -11,7 +11,7 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod bench;
+mod agent_fixture;
 mod elsewhere;
 mod install;
 mod journey;

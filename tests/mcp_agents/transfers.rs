@@ -2,23 +2,23 @@
 
 use std::os::unix::fs::symlink;
 
-use crate::bench::Bench;
+use crate::agent_fixture::AgentFixture;
 
 #[test]
 fn nothing_is_moved_through_a_link_out_of_the_repository_or_over_a_file() {
-    let bench = Bench::new();
-    let repo = &bench.repo;
+    let fixture = AgentFixture::new();
+    let repo = &fixture.repo;
     repo.write("untracked/a.bin", [0, 255, 10, 0]);
     repo.write("untracked/deep/b", "b");
     repo.write("untracked/deep/.git/config", "secret");
     repo.write("big.log", "ignored\n");
-    let outside = bench.place.path().join("outside");
+    let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("a"), "outside").unwrap();
     symlink(outside.join("a"), repo.path("link")).unwrap();
     symlink(&outside, repo.path("linked")).unwrap();
     let readme = repo.read("README.md");
-    bench.drive(
+    fixture.drive(
         "transfers",
         "auto",
         &["upload escapes", "upload", "download escapes", "download"],
@@ -34,5 +34,5 @@ fn nothing_is_moved_through_a_link_out_of_the_repository_or_over_a_file() {
     assert!(!repo.path(".vscode").exists());
     let entries: Vec<_> = std::fs::read_dir(&outside).unwrap().collect();
     assert_eq!(entries.len(), 1, "{entries:?}");
-    assert_eq!(bench.diary("palisade/files")[0], "upload: untracked");
+    assert_eq!(fixture.diary("palisade/files")[0], "upload: untracked");
 }

@@ -1,29 +1,29 @@
-//! Agents that shut themselves in are told that they are shut in already.
+//! Agents with a sandbox of their own know that they already run in one.
 
 use std::os::unix::fs::PermissionsExt;
 
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(an_agent_is_told_once_that_it_is_in_a_sandbox);
 
-fn an_agent_is_told_once_that_it_is_in_a_sandbox(bench: &Bench) {
+fn an_agent_is_told_once_that_it_is_in_a_sandbox(fixture: &SandboxFixture) {
     let script = "#!/bin/sh\necho \"$0\" \"$@\"; echo \"gemini=$GEMINI_SANDBOX\"\n";
     for agent in ["codex", "claude", "gemini", "other"] {
-        bench.repo.write(agent, script);
+        fixture.repo.write(agent, script);
         let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(bench.repo.path(agent), executable).unwrap();
+        std::fs::set_permissions(fixture.repo.path(agent), executable).unwrap();
     }
-    bench.repo.commit("agents");
+    fixture.repo.commit("agents");
     let run = |before: &[&str], command: &[&str]| {
         let words = [&["run", "--name", "fix"], before, &["--"], command].concat();
-        let output = bench.run(&words);
-        assert!(output.status.success(), "{}", told(&output));
-        let notes = said::err(&output)
+        let output = fixture.run(&words);
+        assert!(output.status.success(), "{}", describe(&output));
+        let notes = output::stderr(&output)
             .matches("it is in a sandbox already")
             .count();
-        (said::out(&output), notes)
+        (output::stdout(&output), notes)
     };
     for (command, heard) in [
         (
@@ -51,9 +51,9 @@ fn an_agent_is_told_once_that_it_is_in_a_sandbox(bench: &Bench) {
     }
     let own = run(&["--env", "GEMINI_SANDBOX=docker"], &["./gemini"]);
     assert_eq!(own, ("./gemini\ngemini=docker\n".to_owned(), 0));
-    // exec does as it is told.
+    // `exec` passes its command unchanged.
     assert_eq!(
-        bench.ok(&["exec", "fix", "--", "./gemini"]),
+        fixture.ok(&["exec", "fix", "--", "./gemini"]),
         "./gemini\ngemini=\n"
     );
 }

@@ -1,39 +1,45 @@
-//! Files as of some moment, and what comes before they are put back.
+//! Checkpoints, and the snapshot before a restore.
 
-use crate::bench::Bench;
+use crate::sandbox_fixture::SandboxFixture;
 
 for_every_operator!(a_restore_takes_a_snapshot_first_and_says_where_it_is);
 
-fn a_restore_takes_a_snapshot_first_and_says_where_it_is(bench: &Bench) {
-    bench.create("fix");
-    bench.ok(&["checkpoint", "fix", "start"]);
-    bench.says("fix", "echo later > new.txt");
-    let told = bench.ok(&["restore", "--yes", "fix", "start"]);
-    let tip = bench.repo.git(&["rev-parse", "--short=12", "palisade/fix"]);
+fn a_restore_takes_a_snapshot_first_and_says_where_it_is(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    fixture.ok(&["checkpoint", "fix", "start"]);
+    fixture.stdout_of("fix", "echo later > new.txt");
+    let output = fixture.ok(&["restore", "--yes", "fix", "start"]);
+    let tip = fixture
+        .repo
+        .git(&["rev-parse", "--short=12", "palisade/fix"]);
     assert!(
-        told.contains(&format!("on palisade/fix at {tip}")),
-        "{told}"
+        output.contains(&format!("on palisade/fix at {tip}")),
+        "{output}"
     );
     assert_eq!(
-        bench.says("fix", "ls new.txt 2>/dev/null || echo gone"),
+        fixture.stdout_of("fix", "ls new.txt 2>/dev/null || echo gone"),
         "gone"
     );
-    let kept = bench.repo.git(&["cat-file", "-p", "palisade/fix:new.txt"]);
+    let kept = fixture
+        .repo
+        .git(&["cat-file", "-p", "palisade/fix:new.txt"]);
     assert_eq!(kept, "later");
-    let log = bench
+    let log = fixture
         .repo
         .git(&["log", "-1", "--format=%s", "palisade/fix"]);
     assert_eq!(log, "before restoring start");
-    // A label that does not exist costs no snapshot.
-    bench.says("fix", "echo more > more.txt");
-    bench.fails(3, &["restore", "--yes", "fix", "nothing"]);
-    let still = bench.repo.git(&["rev-parse", "--short=12", "palisade/fix"]);
+    // An unknown label takes no snapshot.
+    fixture.stdout_of("fix", "echo more > more.txt");
+    fixture.fails(3, &["restore", "--yes", "fix", "nothing"]);
+    let still = fixture
+        .repo
+        .git(&["rev-parse", "--short=12", "palisade/fix"]);
     assert_eq!(still, tip);
-    // What a snapshot cannot take stops it, until it is given up in so many words.
-    bench.says("fix", "git stash -q -u");
-    let complaint = bench.fails(4, &["restore", "--yes", "fix", "start"]);
+    // Work that a snapshot cannot hold stops the restore until the operator discards it.
+    fixture.stdout_of("fix", "git stash -q -u");
+    let complaint = fixture.fails(4, &["restore", "--yes", "fix", "start"]);
     assert!(complaint.contains("a stash at"), "{complaint}");
     assert!(complaint.contains("--no-snapshot"), "{complaint}");
-    bench.ok(&["restore", "--yes", "--no-snapshot", "fix", "start"]);
-    assert_eq!(bench.says("fix", "git stash list"), "");
+    fixture.ok(&["restore", "--yes", "--no-snapshot", "fix", "start"]);
+    assert_eq!(fixture.stdout_of("fix", "git stash list"), "");
 }

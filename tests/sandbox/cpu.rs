@@ -1,5 +1,5 @@
-//! A sandbox's share of processor time. `just measure-cpu` says what others feel of one that
-//! takes all it can get.
+//! A sandbox's share of processor time. `just measure-cpu` measures the effect of a busy sandbox
+//! on others.
 //!
 //! Issue 14, number 3.
 
@@ -9,20 +9,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use testkit::operator::Operator;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     a_sandbox_has_a_share_that_its_agent_cannot_raise,
     a_limit_of_processors_is_enforced_or_refused,
 );
 
-for_a_borrower!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
+for_subid_user!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
 
-/// The sandbox's cgroup of the cpu controller, where it has one.
-fn cpu_cgroup(bench: &Bench, id: &str) -> Option<PathBuf> {
-    let record = bench.place.state().join("sandboxes").join(id);
+/// The sandbox's cgroup of the cpu controller, if it has one.
+fn cpu_cgroup(fixture: &SandboxFixture, id: &str) -> Option<PathBuf> {
+    let record = fixture.gate_dir.state().join("sandboxes").join(id);
     let record = std::fs::read(record.join("record.json")).unwrap();
     let record: Value = serde_json::from_slice(&record).unwrap();
     let cgroups = record["cgroups"].as_array().unwrap().iter();
@@ -50,7 +50,7 @@ fn sleeper(seconds: &str) -> i32 {
     })
 }
 
-/// What `/proc` says of a process.
+/// A file of `/proc` for a process.
 fn read(pid: i32, file: &str) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap()
 }
@@ -62,10 +62,10 @@ fn policy(pid: i32) -> String {
     fields.split_whitespace().nth(38).unwrap().to_owned()
 }
 
-fn a_sandbox_has_a_share_that_its_agent_cannot_raise(bench: &Bench) {
+fn a_sandbox_has_a_share_that_its_agent_cannot_raise(fixture: &SandboxFixture) {
     const IDLE: &str = "5";
-    let id = bench.create("fix");
-    // Numbers that no other test sleeps for.
+    let id = fixture.create("fix");
+    // Durations that no other test uses.
     let [own, made, left] = ["7", "8", "9"].map(|n| format!("{n}{}", std::process::id()));
     let line = format!(
         "(sleep {own} & setsid sleep {made} & setsid sh -c 'sleep {left} & exit' &) \
@@ -74,10 +74,10 @@ fn a_sandbox_has_a_share_that_its_agent_cannot_raise(bench: &Bench) {
          'echo -5 > /proc/self/autogroup'; do \
          if bash -c \"$try\" 2>/dev/null; then echo \"done: $try\"; fi; done"
     );
-    assert_eq!(bench.says("fix", &line), "");
+    assert_eq!(fixture.stdout_of("fix", &line), "");
     let [own, made, left] = [own, made, left].map(|seconds| sleeper(&seconds));
-    let cgroup = cpu_cgroup(bench, &id);
-    if bench.place.operator() == Operator::Oneself && root_has_cpu_cgroups() {
+    let cgroup = cpu_cgroup(fixture, &id);
+    if fixture.gate_dir.operator() == Operator::CurrentUser && root_has_cpu_cgroups() {
         assert!(cgroup.is_some());
     }
     let Some(cgroup) = cgroup else {
@@ -86,19 +86,19 @@ fn a_sandbox_has_a_share_that_its_agent_cannot_raise(bench: &Bench) {
         }
         let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
         if enabled.is_ok_and(|text| text.trim() == "1") {
-            // A session that the agent made has the least share, for good.
+            // A session that the agent created permanently has the lowest share.
             let shares = || read(made, "autogroup") + &read(left, "autogroup");
             let least = || shares().matches("nice 19").count() == 2;
             wait::until("the least share", || least().then_some(()));
             assert!(!read(own, "autogroup").contains("nice -"));
             let raise = "for p in /proc/[0-9]*; do echo 0 > $p/autogroup; done 2>/dev/null; true";
-            bench.says("fix", &format!("setsid bash -c '{raise}'; {raise}"));
+            fixture.stdout_of("fix", &format!("setsid bash -c '{raise}'; {raise}"));
             assert!(least(), "{}", shares());
         }
         return;
     };
     let members = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap();
-    for pid in [own, made, left, bench.init(&id)] {
+    for pid in [own, made, left, fixture.init(&id)] {
         assert!(members.lines().any(|line| line == pid.to_string()));
     }
     let weight = ["cpu.shares", "cpu.weight"]
@@ -107,30 +107,30 @@ fn a_sandbox_has_a_share_that_its_agent_cannot_raise(bench: &Bench) {
         weight.iter().any(|one| ["512", "50"].contains(&one.trim())),
         "{weight:?}"
     );
-    bench.ok(&["delete", "--force", "fix"]);
+    fixture.ok(&["delete", "--force", "fix"]);
     assert!(!cgroup.exists());
 }
 
-fn a_limit_of_processors_is_enforced_or_refused(bench: &Bench) {
-    bench
-        .place
+fn a_limit_of_processors_is_enforced_or_refused(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { cpus: 0.1 } }\n");
-    let output = bench.run(&["create", "fix", "--json"]);
-    if bench.place.operator() == Operator::Nobody {
-        assert!(!output.status.success(), "{}", told(&output));
-        let complaint = said::err(&output);
+    let output = fixture.run(&["create", "fix", "--json"]);
+    if fixture.gate_dir.operator() == Operator::Unprivileged {
+        assert!(!output.status.success(), "{}", describe(&output));
+        let complaint = output::stderr(&output);
         let why = "sandbox.limits.cpus: a limit of 0.1 cannot be enforced: no cgroup of the cpu";
         assert!(complaint.contains(why), "{complaint}");
-        bench.assert_nothing_left();
+        fixture.assert_nothing_left();
         return;
     }
     if !root_has_cpu_cgroups() && !output.status.success() {
         return;
     }
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", describe(&output));
     let made: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let cgroup = cpu_cgroup(bench, made["id"].as_str().unwrap()).unwrap();
-    let mut spinner = bench
+    let cgroup = cpu_cgroup(fixture, made["id"].as_str().unwrap()).unwrap();
+    let mut spinner = fixture
         .palisade(&["exec", "fix", "--", "sh", "-c", "while :; do :; done"])
         .spawn()
         .unwrap();
@@ -140,26 +140,26 @@ fn a_limit_of_processors_is_enforced_or_refused(bench: &Bench) {
         let count = lines.find_map(|line| line.strip_prefix("nr_throttled "))?;
         (count != "0").then_some(())
     });
-    bench.ok(&["delete", "--force", "fix"]);
+    fixture.ok(&["delete", "--force", "fix"]);
     spinner.wait().unwrap();
 }
 
-/// How many spinners, and how often each thing is done: few, unless somebody measures.
+/// Number of spinners and repetitions: few, unless a benchmark sets them.
 fn size() -> (usize, usize) {
     let asked = std::env::var("PALISADE_SPINNERS");
     asked.map_or((2, 3), |text| (text.parse().unwrap(), 200))
 }
 
-/// The longest time that one thing is measured for.
+/// Time limit of one measurement.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// How long spinners may take to begin.
+/// Time limit for the start of the spinners.
 const BEGIN: Duration = Duration::from_secs(45);
 
-/// What a spinner does, with a word to know it by.
+/// The command of a spinner, with a word to find it.
 const SPIN: &str = "while :; do :; done # spinner";
 
-/// How long something takes, done so many times: its median and its ninth decile.
+/// Median and ninth decile of the duration of `work`.
 fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     let begun = Instant::now();
     let mut all = Vec::new();
@@ -172,7 +172,7 @@ fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     (all[all.len() / 2], all[all.len() * 9 / 10])
 }
 
-/// Spinners that run, or would if there were a processor for them.
+/// Spinners that run or are runnable.
 fn running() -> usize {
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -194,32 +194,34 @@ fn a_sandbox_full_of_spinners_beside_others() {
     let binary = std::env::var("PALISADE_BINARY");
     let binary = binary.as_deref().unwrap_or(env!("CARGO_BIN_EXE_palisade"));
     eprintln!("{binary}");
-    for operator in [Operator::Oneself, Operator::Nobody] {
-        if operator == Operator::Nobody && !testkit::require_root("being an unprivileged user") {
+    for operator in [Operator::CurrentUser, Operator::Unprivileged] {
+        if operator == Operator::Unprivileged
+            && !testkit::require_root("being an unprivileged user")
+        {
             return;
         }
-        let bench = Bench::of(operator, binary);
-        bench.create("busy");
-        bench.create("other");
+        let fixture = SandboxFixture::of(operator, binary);
+        fixture.create("busy");
+        fixture.create("other");
         let measure = || {
             let host = times(count, || {
                 let status = Command::new("/bin/true").status().unwrap();
                 assert!(status.success());
             });
             let inside = times(count, || {
-                let output = bench.run(&["exec", "other", "--", "/bin/true"]);
-                assert!(output.status.success(), "{}", told(&output));
+                let output = fixture.run(&["exec", "other", "--", "/bin/true"]);
+                assert!(output.status.success(), "{}", describe(&output));
             });
             [("/bin/true on the host", host), ("exec in another", inside)]
         };
         let idle = measure();
-        // Each in a session of its own; one that may have none spins all the same.
+        // Each in a session of its own; one without a session spins as well.
         let line = format!(
             "spin='{SPIN}'; for n in $(seq {spinners}); do \
              (setsid sh -c \"$spin\" || exec sh -c \"$spin\") </dev/null >/dev/null 2>&1 & done; \
              wait"
         );
-        let mut busy = bench
+        let mut busy = fixture
             .palisade(&["exec", "busy", "--", "bash", "-c", &line])
             .stdin(Stdio::null())
             .stderr(Stdio::null())
@@ -246,7 +248,7 @@ fn a_sandbox_full_of_spinners_beside_others() {
                 ratio(idle.1, loaded.1)
             );
         }
-        bench.ok(&["delete", "--force", "busy"]);
+        fixture.ok(&["delete", "--force", "busy"]);
         busy.wait().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! The gate dies; sandboxes do not, and nothing is left over.
+//! The gate crashes: sandboxes keep running, and nothing is left over.
 //!
 //! The short form runs in `./test`; `just crashes` runs more.
 
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use testkit::{leftovers, said, wait};
+use testkit::{leftovers, output, wait};
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     a_sandbox_outlives_its_gate_and_is_served_by_the_next,
@@ -22,7 +22,7 @@ for_every_operator!(
     killing_at_random_moments_leaves_whole_sandboxes_or_none,
 );
 
-for_a_borrower!(
+for_subid_user!(
     a_sandbox_outlives_its_gate_and_is_served_by_the_next,
     a_gate_killed_during_a_run_comes_back_by_itself,
     a_paused_sandbox_outlives_its_gate,
@@ -32,24 +32,24 @@ for_a_borrower!(
     killing_at_random_moments_leaves_whole_sandboxes_or_none,
 );
 
-/// `kill -9`. Whoever comes next must cope with a gate that is still on its way out.
-fn kill_gate(bench: &Bench) {
-    kill(Pid::from_raw(bench.gate()), Signal::SIGKILL).unwrap();
+/// `kill -9`. The next command must cope with a gate that is still exiting.
+fn kill_gate(fixture: &SandboxFixture) {
+    kill(Pid::from_raw(fixture.gate()), Signal::SIGKILL).unwrap();
 }
 
-/// Whether a process is gone, or only waits to be looked at by its parent.
+/// Whether a process has exited, also as a zombie.
 fn ended(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ")
         .is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(bench: &Bench) {
-    let id = bench.create("fix");
-    let init = bench.init(&id);
+fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    let init = fixture.init(&id);
     let curl = "curl -sS --noproxy '*' --max-time 20 http://192.0.2.1/";
-    assert!(bench.says("fix", curl).contains(&id));
-    let mut sleeper = bench
+    assert!(fixture.stdout_of("fix", curl).contains(&id));
+    let mut sleeper = fixture
         .palisade(&[
             "exec",
             "fix",
@@ -61,47 +61,55 @@ fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(bench: &Bench) {
         .spawn()
         .unwrap();
     wait::until("the sleeper", || {
-        bench
+        fixture
             .bash("fix", "test -e /tmp/begun")
             .status
             .success()
             .then_some(())
     });
-    let first = bench.gate();
-    kill_gate(bench);
-    let list = bench.json(&["list"]);
+    let first = fixture.gate();
+    kill_gate(fixture);
+    let list = fixture.json(&["list"]);
     assert_eq!(
         (&list[0]["id"], &list[0]["status"]),
         (&id.as_str().into(), &"active".into())
     );
-    assert_ne!(bench.gate(), first);
+    assert_ne!(fixture.gate(), first);
     assert!(
-        bench.says("fix", curl).contains(&id),
+        fixture.stdout_of("fix", curl).contains(&id),
         "the new gate answers"
     );
-    assert_eq!(bench.init(&id), init);
+    assert_eq!(fixture.init(&id), init);
     assert!(
-        bench
-            .says("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true")
+        fixture
+            .stdout_of("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true")
             .lines()
             .any(|name| name == "sleep")
     );
-    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
-    // In order as well as by force.
-    bench.ok(&["gate", "restart"]);
-    assert!(bench.says("fix", curl).contains(&id));
-    assert_eq!(sleeper.try_wait().unwrap(), None, "the command goes on");
-    bench.ok(&["delete", "-f", "fix"]);
+    assert_eq!(
+        sleeper.try_wait().unwrap(),
+        None,
+        "the command keeps running"
+    );
+    // After a stop as well as after a kill.
+    fixture.ok(&["gate", "restart"]);
+    assert!(fixture.stdout_of("fix", curl).contains(&id));
+    assert_eq!(
+        sleeper.try_wait().unwrap(),
+        None,
+        "the command keeps running"
+    );
+    fixture.ok(&["delete", "-f", "fix"]);
     assert!(!sleeper.wait().unwrap().success());
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
 // Issue 14, number 16.
-fn a_gate_killed_during_a_run_comes_back_by_itself(bench: &Bench) {
+fn a_gate_killed_during_a_run_comes_back_by_itself(fixture: &SandboxFixture) {
     // One request for each line of input.
     let line = "while read -r _; do curl -sS --noproxy '*' --max-time 10 http://192.0.2.1/ 2>&1 | \
                 tr -d '\\n'; echo; done";
-    let mut command = bench.palisade(&["run", "--name", "fix", "-T", "--", "bash", "-c", line]);
+    let mut command = fixture.palisade(&["run", "--name", "fix", "-T", "--", "bash", "-c", line]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut run = command.spawn().unwrap();
     let mut input = run.stdin.take().unwrap();
@@ -113,8 +121,8 @@ fn a_gate_killed_during_a_run_comes_back_by_itself(bench: &Bench) {
         answer
     };
     assert!(request().contains("request_id"), "the gate answers");
-    kill_gate(bench);
-    // From here on nobody types a command.
+    kill_gate(fixture);
+    // From here on no command is run.
     wait::until("an answer of the next gate", || {
         request().contains("request_id").then_some(())
     });
@@ -122,99 +130,99 @@ fn a_gate_killed_during_a_run_comes_back_by_itself(bench: &Bench) {
     assert!(run.wait().unwrap().success());
 }
 
-fn a_paused_sandbox_outlives_its_gate(bench: &Bench) {
-    let id = bench.create("fix");
-    bench.ok(&["pause", "fix"]);
-    kill_gate(bench);
-    assert_eq!(bench.json(&["list"])[0]["status"], "paused");
-    bench.ok(&["resume", "fix"]);
-    let answer = bench.says(
+fn a_paused_sandbox_outlives_its_gate(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    fixture.ok(&["pause", "fix"]);
+    kill_gate(fixture);
+    assert_eq!(fixture.json(&["list"])[0]["status"], "paused");
+    fixture.ok(&["resume", "fix"]);
+    let answer = fixture.stdout_of(
         "fix",
         "curl -sS --noproxy '*' --max-time 20 http://192.0.2.1/",
     );
     assert!(answer.contains(&id), "{answer}");
 }
 
-fn a_sandbox_whose_init_is_killed_can_be_deleted(bench: &Bench) {
-    let id = bench.create("fix");
-    bench.says("fix", "echo hi > new.txt");
-    let init = bench.init(&id);
+fn a_sandbox_whose_init_is_killed_can_be_deleted(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    fixture.stdout_of("fix", "echo hi > new.txt");
+    let init = fixture.init(&id);
     kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
     wait::until("init's end", || ended(init).then_some(()));
-    let list = bench.json(&["list"]);
+    let list = fixture.json(&["list"]);
     assert_eq!(list[0]["status"], "error", "{list}");
     assert!(list[0]["reason"].is_string(), "{list}");
-    let output = bench.run(&["exec", "fix", "--", "true"]);
-    assert!(!output.status.success(), "{}", told(&output));
-    // Its work is still there to be had.
-    bench.ok(&["merge", "fix"]);
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
-    bench.ok(&["delete", "--force", "fix"]);
-    bench.assert_nothing_left();
+    let output = fixture.run(&["exec", "fix", "--", "true"]);
+    assert!(!output.status.success(), "{}", describe(&output));
+    // The work can still be imported.
+    fixture.ok(&["merge", "fix"]);
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
+    fixture.ok(&["delete", "--force", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-/// The row of a sandbox as a crash in the middle of its removal leaves it: one of the whole
-/// machine, after which nothing restarts the gate.
-fn crash_in_removal(bench: &Bench, id: &str) {
-    let (gate, watchdog) = (bench.gate(), bench.place.watchdog().unwrap());
+/// The row of a sandbox after a crash of the whole machine during its removal;
+/// nothing restarts the gate then.
+fn crash_in_removal(fixture: &SandboxFixture, id: &str) {
+    let (gate, watchdog) = (fixture.gate(), fixture.gate_dir.watchdog().unwrap());
     for pid in [watchdog, gate] {
         kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     }
     wait::until("the end of gate and watchdog", || {
         (ended(gate) && ended(watchdog)).then_some(())
     });
-    let path = bench.place.state().join(format!("rows/{id}.json"));
+    let path = fixture.gate_dir.state().join(format!("rows/{id}.json"));
     let row = std::fs::read_to_string(&path).unwrap();
     assert!(row.contains("kept"), "{row}");
     std::fs::write(&path, row.replace("kept", "removing")).unwrap();
 }
 
-fn a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting(bench: &Bench) {
-    let id = bench.create("fix");
-    crash_in_removal(bench, &id);
-    bench.repo.write(".git/refs/heads/palisade/fix.lock", "");
+fn a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    crash_in_removal(fixture, &id);
+    fixture.repo.write(".git/refs/heads/palisade/fix.lock", "");
     // And what it was writing at that moment.
     for half in ["never-1.new".to_owned(), format!("{id}.manifest.fresh")] {
-        let half = bench.place.state().join("rows").join(half);
+        let half = fixture.gate_dir.state().join("rows").join(half);
         std::fs::write(&half, "half").unwrap();
-        bench.place.operator().own(&half);
+        fixture.gate_dir.operator().chown(&half);
     }
-    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
     assert!(
-        !bench
+        !fixture
             .repo
             .path(".git/refs/heads/palisade/fix.lock")
             .exists()
     );
-    bench.create("fix");
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    fixture.create("fix");
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(bench: &Bench) {
-    let id = bench.create("fix");
-    bench.create("other");
-    crash_in_removal(bench, &id);
-    // A lock that is not ours to break: the operator's git is packing its refs.
-    bench.repo.git(&["pack-refs", "--all"]);
-    bench.repo.write(".git/packed-refs.lock", "");
-    let list = bench.json(&["list"]);
+fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    fixture.create("other");
+    crash_in_removal(fixture, &id);
+    // A lock that must not be broken: the operator's git is packing its refs.
+    fixture.repo.git(&["pack-refs", "--all"]);
+    fixture.repo.write(".git/packed-refs.lock", "");
+    let list = fixture.json(&["list"]);
     assert_eq!(list.as_array().unwrap().len(), 2, "{list}");
     assert_eq!(list[0]["status"], "error", "it is shown with its reason");
     assert_eq!(list[1]["status"], "active");
-    assert_eq!(bench.says("other", "cat README.md"), "hello");
-    // Once that is over it can be deleted, and the next start would clear up as well.
-    std::fs::remove_file(bench.repo.path(".git/packed-refs.lock")).unwrap();
-    bench.ok(&["delete", "fix"]);
-    assert_eq!(bench.repo.sandbox_branches(), ["palisade/other"]);
-    bench.ok(&["delete", "-f", "other"]);
-    bench.assert_nothing_left();
+    assert_eq!(fixture.stdout_of("other", "cat README.md"), "hello");
+    // Afterwards the sandbox can be deleted, and the next start would remove it as well.
+    std::fs::remove_file(fixture.repo.path(".git/packed-refs.lock")).unwrap();
+    fixture.ok(&["delete", "fix"]);
+    assert_eq!(fixture.repo.sandbox_branches(), ["palisade/other"]);
+    fixture.ok(&["delete", "-f", "other"]);
+    fixture.assert_nothing_left();
 }
 
-/// How many kills when nobody says.
+/// Default number of kills.
 const SHORT: u32 = 20;
 
-/// Small and repeatable: a failing run prints its seed.
+/// A small deterministic generator: a failing run prints its seed.
 struct Dice(u64);
 
 impl Dice {
@@ -232,13 +240,13 @@ fn pause(delay: Duration) {
     std::thread::sleep(delay);
 }
 
-fn start(bench: &Bench, args: &[&str]) -> Child {
-    let mut command = bench.palisade(args);
+fn start(fixture: &SandboxFixture, args: &[&str]) -> Child {
+    let mut command = fixture.palisade(args);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
 
-fn killing_at_random_moments_leaves_whole_sandboxes_or_none(bench: &Bench) {
+fn killing_at_random_moments_leaves_whole_sandboxes_or_none(fixture: &SandboxFixture) {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let kills = number("PALISADE_CRASHES").unwrap_or(u64::from(SHORT));
     let seed = number("PALISADE_SEED").unwrap_or(u64::from(std::process::id()) << 20 | 1);
@@ -247,18 +255,18 @@ fn killing_at_random_moments_leaves_whole_sandboxes_or_none(bench: &Bench) {
     let mut kept: Vec<String> = Vec::new();
     let (mut made, mut removed, mut cut) = (0, 0, 0);
     for turn in 0..kills {
-        bench.ok(&["gate", "start"]);
-        let gate = bench.gate();
+        fixture.ok(&["gate", "start"]);
+        let gate = fixture.gate();
         let name = format!("turn-{turn}");
         let doomed = (dice.roll(2) == 0).then(|| kept.pop()).flatten();
         let command = match &doomed {
-            Some(doomed) => start(bench, &["delete", "--force", doomed]),
-            None => start(bench, &["create", &name]),
+            Some(doomed) => start(fixture, &["delete", "--force", doomed]),
+            None => start(fixture, &["create", &name]),
         };
         let victim = dice.roll(4);
         pause(Duration::from_micros(dice.roll(120_000)));
         if victim == 0 {
-            kill_launchers(bench, gate);
+            kill_launchers(fixture, gate);
         } else {
             kill(Pid::from_raw(gate), Signal::SIGKILL).unwrap();
         }
@@ -271,24 +279,24 @@ fn killing_at_random_moments_leaves_whole_sandboxes_or_none(bench: &Bench) {
             (Some(_), true) => removed += 1,
             (None, false) => cut += 1,
             (Some(doomed), false) => {
-                // It was there, and is there whole or not at all.
+                // The sandbox existed, and is whole or gone.
                 cut += 1;
-                if names(bench).contains(&doomed) {
+                if names(fixture).contains(&doomed) {
                     kept.push(doomed);
                 }
             }
         }
-        assert_whole(bench, &kept, turn);
+        assert_whole(fixture, &kept, turn);
     }
     println!("{made} made, {removed} removed, {cut} cut off");
     for name in kept {
-        bench.ok(&["delete", "--force", &name]);
+        fixture.ok(&["delete", "--force", &name]);
     }
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-/// Kills what makes a sandbox at this moment: the gate's children.
-fn kill_launchers(bench: &Bench, gate: i32) {
+/// Kills the children of the gate, which create a sandbox at this moment.
+fn kill_launchers(fixture: &SandboxFixture, gate: i32) {
     let tasks = std::fs::read_dir(format!("/proc/{gate}/task"))
         .into_iter()
         .flatten();
@@ -299,8 +307,8 @@ fn kill_launchers(bench: &Bench, gate: i32) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
-    // The gate goes on, and cleans up by itself.
-    assert_eq!(bench.gate(), gate);
+    // The gate keeps running, and cleans up by itself.
+    assert_eq!(fixture.gate(), gate);
 }
 
 fn wait_for(mut command: Child) -> bool {
@@ -308,29 +316,29 @@ fn wait_for(mut command: Child) -> bool {
     status.success()
 }
 
-fn names(bench: &Bench) -> Vec<String> {
-    let list = bench.json(&["list"]);
+fn names(fixture: &SandboxFixture) -> Vec<String> {
+    let list = fixture.json(&["list"]);
     let rows = list.as_array().unwrap().iter();
     rows.map(|row| row["name"].as_str().unwrap().to_owned())
         .collect()
 }
 
-/// After the next start: exactly what was acknowledged, whole and of use; nothing else.
-fn assert_whole(bench: &Bench, kept: &[String], turn: u64) {
-    let mut found = names(bench);
-    // A create that was cut off after its last step is whole as well, and nobody's: it may
-    // be there, and then it must be of use, too. It goes before the next turn.
+/// Asserts after the next start that exactly the acknowledged sandboxes exist, and work.
+fn assert_whole(fixture: &SandboxFixture, kept: &[String], turn: u64) {
+    let mut found = names(fixture);
+    // A create that was interrupted after its last step is complete but unacknowledged: the sandbox
+    // may exist, and must then work, too. It is deleted before the next turn.
     for name in found.clone() {
-        let output = bench.bash(&name, "cat README.md; git log -1 --format=%s");
+        let output = fixture.bash(&name, "cat README.md; git log -1 --format=%s");
         assert_eq!(
-            said::out(&output),
+            output::stdout(&output),
             "hello\nsecond\n",
             "turn {turn}, {name}: {}",
-            told(&output)
+            describe(&output)
         );
         if !kept.contains(&name) {
-            assert_eq!(name, format!("turn-{turn}"), "nobody made it");
-            bench.ok(&["delete", "--force", &name]);
+            assert_eq!(name, format!("turn-{turn}"), "an unacknowledged sandbox");
+            fixture.ok(&["delete", "--force", &name]);
             found.retain(|other| *other != name);
         }
     }
@@ -339,11 +347,11 @@ fn assert_whole(bench: &Bench, kept: &[String], turn: u64) {
         names
     };
     assert_eq!(sorted(found), sorted(kept.to_vec()), "turn {turn}");
-    let branches = bench.repo.sandbox_branches();
+    let branches = fixture.repo.sandbox_branches();
     let expected = kept.iter().map(|name| format!("palisade/{name}")).collect();
     assert_eq!(sorted(branches), sorted(expected), "turn {turn}");
     for directory in ["sandboxes", "rows"] {
-        let entries = std::fs::read_dir(bench.place.state().join(directory))
+        let entries = std::fs::read_dir(fixture.gate_dir.state().join(directory))
             .into_iter()
             .flatten();
         let of_others = entries
@@ -362,8 +370,8 @@ fn assert_whole(bench: &Bench, kept: &[String], turn: u64) {
         );
     }
     if kept.is_empty() {
-        let expected = [Some(bench.gate()), bench.place.watchdog()];
-        let processes: Vec<i32> = leftovers::processes(&bench.place).collect();
+        let expected = [Some(fixture.gate()), fixture.gate_dir.watchdog()];
+        let processes: Vec<i32> = leftovers::processes(&fixture.gate_dir).collect();
         assert!(
             processes.iter().all(|pid| expected.contains(&Some(*pid))),
             "turn {turn}: {processes:?}, not only {expected:?}"

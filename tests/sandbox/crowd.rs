@@ -1,29 +1,29 @@
-//! Many sandboxes at once. `just crowd` makes two hundred.
+//! Many sandboxes at once. `just crowd` creates two hundred.
 
 use std::time::Instant;
 
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(a_crowd_of_sandboxes_all_answer_and_all_go);
 
-/// How many when nobody says.
+/// Default number of sandboxes.
 const FEW: usize = 20;
 
-/// How many are made and asked at the same time.
+/// Number of sandboxes that are created and used at the same time.
 const AT_ONCE: usize = 8;
 
-/// What an idle sandbox may take, in kilobytes.
+/// Memory limit of an idle sandbox, in kilobytes.
 const IDLE: u64 = 6 << 10;
 
-fn a_crowd_of_sandboxes_all_answer_and_all_go(bench: &Bench) {
+fn a_crowd_of_sandboxes_all_answer_and_all_go(fixture: &SandboxFixture) {
     let count = std::env::var("PALISADE_CROWD")
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(FEW);
     let names: Vec<String> = (0..count).map(|n| format!("crowd-{n}")).collect();
-    bench.ok(&["gate", "start"]);
+    fixture.ok(&["gate", "start"]);
     let all = |what: &str, work: &(dyn Fn(&str) + Sync)| {
         let started = Instant::now();
         let (names, turn) = (&names, &std::sync::atomic::AtomicUsize::new(0));
@@ -40,31 +40,31 @@ fn a_crowd_of_sandboxes_all_answer_and_all_go(bench: &Bench) {
         println!("{what}: {count} in {:?}", started.elapsed());
     };
     all("create", &|name| {
-        let output = bench.run(&["create", name]);
-        assert!(output.status.success(), "{name}: {}", told(&output));
+        let output = fixture.run(&["create", name]);
+        assert!(output.status.success(), "{name}: {}", describe(&output));
     });
     all("exec", &|name| {
-        let output = bench.bash(name, "cat README.md; hostname; git branch --show-current");
+        let output = fixture.bash(name, "cat README.md; hostname; git branch --show-current");
         let expected = format!("palisade/{name}");
         assert!(
-            said::out(&output).starts_with("hello\n"),
+            output::stdout(&output).starts_with("hello\n"),
             "{name}: {}",
-            told(&output)
+            describe(&output)
         );
         assert_eq!(
-            said::out(&output).lines().last(),
+            output::stdout(&output).lines().last(),
             Some(expected.as_str()),
             "{}",
-            told(&output)
+            describe(&output)
         );
     });
-    let list = bench.json(&["list"]);
+    let list = fixture.json(&["list"]);
     let rows = list.as_array().unwrap();
     assert_eq!(rows.len(), count);
     let (mut own, mut resident) = (Vec::new(), Vec::new());
     for row in rows {
         assert_eq!(row["status"], "active", "{row}");
-        let init = bench.init(row["id"].as_str().unwrap());
+        let init = fixture.init(row["id"].as_str().unwrap());
         own.push(memory(init, "RssAnon:"));
         resident.push(memory(init, "VmRSS:"));
     }
@@ -78,10 +78,10 @@ fn a_crowd_of_sandboxes_all_answer_and_all_go(bench: &Bench) {
         resident[count - 1]
     );
     all("delete", &|name| {
-        let output = bench.run(&["delete", "--force", name]);
-        assert!(output.status.success(), "{name}: {}", told(&output));
+        let output = fixture.run(&["delete", "--force", name]);
+        assert!(output.status.success(), "{name}: {}", describe(&output));
     });
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
     assert!(median < IDLE, "an idle sandbox takes {median} kB");
 }
 

@@ -4,50 +4,58 @@ use std::path::Path;
 use std::process::Command;
 
 use testkit::operator::Operator;
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(the_first_command_needs_no_preparation);
 
 /// `palisade` with an empty home directory and nothing else in the environment.
-fn in_empty_home(bench: &Bench, home: &Path, args: &[&str]) -> Command {
-    let program = bench.palisade(&[]).get_program().to_owned();
-    let mut command = bench.place.operator().command(program);
+fn in_empty_home(fixture: &SandboxFixture, home: &Path, args: &[&str]) -> Command {
+    let program = fixture.palisade(&[]).get_program().to_owned();
+    let mut command = fixture.gate_dir.operator().command(program);
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .env("HOME", home)
-        .current_dir(bench.repo.dir())
+        .current_dir(fixture.repo.dir())
         .args(args);
     command
 }
 
 // Issue 14, number 19.
-fn the_first_command_needs_no_preparation(bench: &Bench) {
-    let home = bench.place.path().join("empty-home");
+fn the_first_command_needs_no_preparation(fixture: &SandboxFixture) {
+    let home = fixture.gate_dir.path().join("empty-home");
     std::fs::create_dir(&home).unwrap();
-    bench.place.operator().own(&home);
-    let run = |args: &[&str]| in_empty_home(bench, &home, args).output().unwrap();
+    fixture.gate_dir.operator().chown(&home);
+    let run = |args: &[&str]| in_empty_home(fixture, &home, args).output().unwrap();
     let line = "git rev-parse --abbrev-ref HEAD && echo done > first.txt";
     let output = run(&["run", "--name", "try", "--", "bash", "-c", line]);
     let diff = run(&["diff", "try"]);
     let deleted = run(&["delete", "-f", "try"]);
     let stopped = run(&["gate", "stop"]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", describe(&output));
     assert_eq!(
-        said::out(&output).trim(),
+        output::stdout(&output).trim(),
         "palisade/try",
         "{}",
-        told(&output)
+        describe(&output)
     );
-    assert!(said::out(&diff).contains("+done"), "{}", told(&diff));
-    // Cargo's own program is on no PATH, and the next command has to be typed somehow.
-    let program = in_empty_home(bench, &home, &[]).get_program().to_owned();
+    assert!(
+        output::stdout(&diff).contains("+done"),
+        "{}",
+        describe(&diff)
+    );
+    // Cargo's binary is not on PATH, and the hint must name a command that works.
+    let program = in_empty_home(fixture, &home, &[]).get_program().to_owned();
     let next = format!("next: {} diff try", program.display());
-    assert!(said::err(&output).contains(&next), "{}", told(&output));
-    assert!(deleted.status.success(), "{}", told(&deleted));
-    assert!(stopped.status.success(), "{}", told(&stopped));
+    assert!(
+        output::stderr(&output).contains(&next),
+        "{}",
+        describe(&output)
+    );
+    assert!(deleted.status.success(), "{}", describe(&deleted));
+    assert!(stopped.status.success(), "{}", describe(&stopped));
 }
 
 // Issue 14, number 19: the limit is the namespace's own, so the machine is not changed.
@@ -56,8 +64,8 @@ fn a_machine_without_user_namespaces_is_told_the_fix() {
     if !testkit::require_root("making a user namespace in which none can be made") {
         return;
     }
-    let bench = Bench::new(Operator::Oneself);
-    let palisade = bench.palisade(&["run", "--name", "try", "--", "true"]);
+    let fixture = SandboxFixture::new(Operator::CurrentUser);
+    let palisade = fixture.palisade(&["run", "--name", "try", "--", "true"]);
     let mut command = Command::new("unshare");
     command.args(["-U", "--map-user=1000", "--map-group=1000", "--keep-caps"]);
     command.args(["sh", "-c"]).arg(
@@ -68,18 +76,18 @@ fn a_machine_without_user_namespaces_is_told_the_fix() {
         .arg("sh")
         .arg(palisade.get_program())
         .args(palisade.get_args());
-    command.env_clear().current_dir(bench.repo.dir());
+    command.env_clear().current_dir(fixture.repo.dir());
     for (name, value) in palisade.get_envs() {
         command.env(name, value.unwrap_or_default());
     }
     let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(6), "{}", told(&output));
-    let error = said::err(&output);
+    assert_eq!(output.status.code(), Some(6), "{}", describe(&output));
+    let error = output::stderr(&output);
     assert!(
         error.contains("this machine cannot run sandboxes"),
         "{error}"
     );
     assert!(error.contains("sysctl user.max_user_namespaces"), "{error}");
-    // Nothing was started for a run that cannot work.
-    assert!(!bench.place.state().join("palisade.db").exists());
+    // No gate was started for a run that cannot work.
+    assert!(!fixture.gate_dir.state().join("palisade.db").exists());
 }

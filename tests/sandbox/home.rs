@@ -1,10 +1,10 @@
-//! An agent's work, and its way home.
+//! Import of an agent's work into the operator's repository.
 
-use testkit::repo::Repo;
-use testkit::{said, wait};
+use testkit::repo::TestRepo;
+use testkit::{output, wait};
 
-use crate::bench::{Bench, told};
 use crate::deletion::refusal;
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 const WORK: &str = "echo hi > new.txt; git add -A; git commit -q -m x";
 
@@ -31,7 +31,7 @@ for_every_operator!(
     a_delete_does_not_lose_what_only_the_agents_repository_holds,
 );
 
-for_a_borrower!(
+for_subid_user!(
     work_in_a_plain_repository_comes_home,
     work_that_was_never_committed_comes_home,
     uncommitted_work_comes_along_only_when_asked,
@@ -39,11 +39,11 @@ for_a_borrower!(
     what_steers_tools_is_asked_about_on_a_terminal,
 );
 
-/// From `run` to `merge` in that repository, with a look at the operator's files in between.
-fn comes_home(bench: &Bench, repo: &Repo) {
+/// From `run` to `merge` in that repository; the operator's files are compared in between.
+fn comes_home(fixture: &SandboxFixture, repo: &TestRepo) {
     let ok = |args: &[&str]| {
-        let output = bench.palisade_in(repo.dir(), args).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
+        let output = fixture.palisade_in(repo.dir(), args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
         output
     };
     let before = repo.fingerprint();
@@ -54,16 +54,16 @@ fn comes_home(bench: &Bench, repo: &Repo) {
     };
     let ran = ok(&["run", "--name", "fix", "--", "bash", "-c", WORK]);
     untouched("run");
-    let summary = said::err(&ran);
+    let summary = output::stderr(&ran);
     assert!(summary.contains("1 commit on palisade/fix"), "{summary}");
     assert!(summary.contains("A new.txt"), "{summary}");
-    let diff = said::out(&ok(&["diff", "fix"]));
+    let diff = output::stdout(&ok(&["diff", "fix"]));
     assert!(
         diff.contains("new.txt") && diff.contains("\n+hi\n"),
         "{diff}"
     );
     untouched("diff");
-    let log = said::out(&ok(&["log", "fix"]));
+    let log = output::stdout(&ok(&["log", "fix"]));
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.trim_end().ends_with("  x"), "{log}");
     untouched("log");
@@ -72,31 +72,34 @@ fn comes_home(bench: &Bench, repo: &Repo) {
     assert_eq!(repo.git(&["log", "-1", "--format=%s"]), "x");
     assert_eq!(repo.git(&["rev-parse", "HEAD~1"]), head);
     assert_eq!(repo.git(&["status", "--porcelain"]), "");
-    // Merged, nothing would be lost: a pause is enough.
+    // After the merge nothing would be lost: a pause is enough.
     ok(&["pause", "fix"]);
     ok(&["delete", "fix"]);
     assert_eq!(repo.sandbox_branches(), [""; 0]);
 }
 
-fn work_in_a_plain_repository_comes_home(bench: &Bench) {
-    comes_home(bench, &bench.repo);
-    bench.assert_nothing_left();
+fn work_in_a_plain_repository_comes_home(fixture: &SandboxFixture) {
+    comes_home(fixture, &fixture.repo);
+    fixture.assert_nothing_left();
 }
 
-fn work_in_a_linked_worktree_comes_home(bench: &Bench) {
-    let linked = bench
+fn work_in_a_linked_worktree_comes_home(fixture: &SandboxFixture) {
+    let linked = fixture
         .repo
-        .linked(&bench.place.path().join("linked"), "side");
-    comes_home(bench, &linked);
+        .linked(&fixture.gate_dir.path().join("linked"), "side");
+    comes_home(fixture, &linked);
     assert_eq!(linked.git(&["branch", "--show-current"]), "side");
-    assert!(!bench.repo.path("new.txt").exists(), "the other worktree");
-    bench.assert_nothing_left();
+    assert!(!fixture.repo.path("new.txt").exists(), "the other worktree");
+    fixture.assert_nothing_left();
 }
 
-fn work_beside_a_submodule_comes_home(bench: &Bench) {
-    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+fn work_beside_a_submodule_comes_home(fixture: &SandboxFixture) {
+    let other = TestRepo::new(
+        &fixture.gate_dir.path().join("other"),
+        fixture.gate_dir.operator(),
+    );
     let from = other.dir().to_string_lossy().into_owned();
-    bench.repo.git(&[
+    fixture.repo.git(&[
         "-c",
         "protocol.file.allow=always",
         "submodule",
@@ -105,21 +108,21 @@ fn work_beside_a_submodule_comes_home(bench: &Bench) {
         &from,
         "library",
     ]);
-    bench.repo.commit("a submodule");
-    let link = bench.repo.git(&["rev-parse", "HEAD:library"]);
-    comes_home(bench, &bench.repo);
-    assert_eq!(bench.repo.git(&["rev-parse", "HEAD:library"]), link);
-    assert_eq!(bench.repo.read("library/README.md"), "hello\n");
-    bench.assert_nothing_left();
+    fixture.repo.commit("a submodule");
+    let link = fixture.repo.git(&["rev-parse", "HEAD:library"]);
+    comes_home(fixture, &fixture.repo);
+    assert_eq!(fixture.repo.git(&["rev-parse", "HEAD:library"]), link);
+    assert_eq!(fixture.repo.read("library/README.md"), "hello\n");
+    fixture.assert_nothing_left();
 }
 
-fn work_that_was_never_committed_comes_home(bench: &Bench) {
-    let before = bench.repo.fingerprint();
+fn work_that_was_never_committed_comes_home(fixture: &SandboxFixture) {
+    let before = fixture.repo.fingerprint();
     let line = "echo new > new.txt; echo more >> README.md; rm src/lib.rs; echo noise > a.log";
-    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    let changed = bench.repo.fingerprint().differences(&before);
+    fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let changed = fixture.repo.fingerprint().differences(&before);
     assert!(changed.is_empty(), "{changed:?}");
-    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    let stat = fixture.ok(&["diff", "--stat", "fix"]);
     for expected in [
         "A new.txt",
         "M README.md",
@@ -128,37 +131,40 @@ fn work_that_was_never_committed_comes_home(bench: &Bench) {
     ] {
         assert!(stat.contains(expected), "{stat}");
     }
-    let log = bench.ok(&["log", "fix"]);
+    let log = fixture.ok(&["log", "fix"]);
     assert!(log.contains(&format!("run: bash -c {line}")), "{log}");
-    bench.ok(&["merge", "fix"]);
-    assert_eq!(bench.repo.read("README.md"), "hello\nmore\n");
-    assert!(!bench.repo.path("src/lib.rs").exists());
-    assert!(!bench.repo.path("a.log").exists(), "it was ignored");
+    fixture.ok(&["merge", "fix"]);
+    assert_eq!(fixture.repo.read("README.md"), "hello\nmore\n");
+    assert!(!fixture.repo.path("src/lib.rs").exists());
+    assert!(!fixture.repo.path("a.log").exists(), "it was ignored");
 }
 
-fn a_repository_without_a_commit_is_refused_and_nothing_is_made(bench: &Bench) {
-    let bare = Repo::empty(&bench.place.path().join("bare"), bench.place.operator());
+fn a_repository_without_a_commit_is_refused_and_nothing_is_made(fixture: &SandboxFixture) {
+    let bare = TestRepo::empty(
+        &fixture.gate_dir.path().join("bare"),
+        fixture.gate_dir.operator(),
+    );
     for command in [
         &["run", "--name", "fix", "--", "true"][..],
         &["create", "fix"][..],
     ] {
-        let output = bench.palisade_in(bare.dir(), command).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        let complaint = said::err(&output);
+        let output = fixture.palisade_in(bare.dir(), command).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", describe(&output));
+        let complaint = output::stderr(&output);
         assert!(complaint.contains("has no commit yet"), "{complaint}");
         assert!(complaint.contains("git commit"), "{complaint}");
     }
     assert_eq!(bare.sandbox_branches(), [""; 0]);
-    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
-    bench.assert_nothing_left();
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
+    fixture.assert_nothing_left();
 }
 
-fn outside_a_repository_the_way_out_is_named_and_no_repo_works(bench: &Bench) {
-    let outside = bench.place.path();
-    let run = |args: &[&str]| bench.palisade_in(outside, args).output().unwrap();
+fn outside_a_repository_the_way_out_is_named_and_no_repo_works(fixture: &SandboxFixture) {
+    let outside = fixture.gate_dir.path();
+    let run = |args: &[&str]| fixture.palisade_in(outside, args).output().unwrap();
     let refused = run(&["run", "--", "true"]);
-    assert_eq!(refused.status.code(), Some(2), "{}", told(&refused));
-    let complaint = said::err(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{}", describe(&refused));
+    let complaint = output::stderr(&refused);
     for way in ["git init", "--no-repo"] {
         assert!(complaint.contains(way), "{way} is not named: {complaint}");
     }
@@ -172,19 +178,19 @@ fn outside_a_repository_the_way_out_is_named_and_no_repo_works(bench: &Bench) {
         "-c",
         "pwd; ls -A",
     ]);
-    assert!(inside.status.success(), "{}", told(&inside));
-    assert_eq!(said::out(&inside), "/workspace\n");
-    // What needs a branch says that there is none.
+    assert!(inside.status.success(), "{}", describe(&inside));
+    assert_eq!(output::stdout(&inside), "/workspace\n");
+    // Commands that need a branch report that there is none.
     let snapshot = run(&["snapshot", "empty"]);
-    assert_eq!(snapshot.status.code(), Some(2), "{}", told(&snapshot));
-    assert!(said::err(&snapshot).contains("has no repository"));
+    assert_eq!(snapshot.status.code(), Some(2), "{}", describe(&snapshot));
+    assert!(output::stderr(&snapshot).contains("has no repository"));
     let deleted = run(&["delete", "--force", "empty"]);
-    assert!(deleted.status.success(), "{}", told(&deleted));
-    bench.assert_nothing_left();
+    assert!(deleted.status.success(), "{}", describe(&deleted));
+    fixture.assert_nothing_left();
 }
 
-fn the_code_of_the_command_is_passed_on(bench: &Bench) {
-    bench.create("fix");
+fn the_code_of_the_command_is_passed_on(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for (line, code) in [
         ("exit 0", 0),
         ("exit 7", 7),
@@ -193,34 +199,34 @@ fn the_code_of_the_command_is_passed_on(bench: &Bench) {
         ("kill -KILL $$", 128 + 9),
     ] {
         for how in [&["run", "--name", "fix"][..], &["exec", "fix"][..]] {
-            let output = bench.run(&[how, &["--", "bash", "-c", line]].concat());
+            let output = fixture.run(&[how, &["--", "bash", "-c", line]].concat());
             assert_eq!(
                 output.status.code(),
                 Some(code),
                 "{line}: {}",
-                told(&output)
+                describe(&output)
             );
         }
-        let output = bench.run(&["shell", "fix", "-c", line]);
+        let output = fixture.run(&["shell", "fix", "-c", line]);
         assert_eq!(
             output.status.code(),
             Some(code),
             "{line}: {}",
-            told(&output)
+            describe(&output)
         );
     }
-    let output = bench.run(&["run", "--name", "fix", "--", "no-such-command"]);
+    let output = fixture.run(&["run", "--name", "fix", "--", "no-such-command"]);
     assert!(!output.status.success());
     assert!(
-        said::err(&output).contains("no-such-command"),
+        output::stderr(&output).contains("no-such-command"),
         "{}",
-        told(&output)
+        describe(&output)
     );
 }
 
-fn a_reader_that_leaves_early_ends_the_run(bench: &Bench) {
-    let palisade = bench.palisade(&["run", "--name", "fix", "--", "bash", "-c", "touch it; yes"]);
-    let mut piped = bench.place.operator().command("timeout");
+fn a_reader_that_leaves_early_ends_the_run(fixture: &SandboxFixture) {
+    let palisade = fixture.palisade(&["run", "--name", "fix", "--", "bash", "-c", "touch it; yes"]);
+    let mut piped = fixture.gate_dir.operator().command("timeout");
     piped.args([
         "60",
         "bash",
@@ -229,31 +235,31 @@ fn a_reader_that_leaves_early_ends_the_run(bench: &Bench) {
         "_",
     ]);
     piped.arg(palisade.get_program()).args(palisade.get_args());
-    piped.env_clear().current_dir(bench.repo.dir());
+    piped.env_clear().current_dir(fixture.repo.dir());
     for (name, value) in palisade.get_envs() {
         piped.env(name, value.unwrap());
     }
     let output = piped.output().unwrap();
-    assert_eq!(said::out(&output), "y\n", "{}", told(&output));
+    assert_eq!(output::stdout(&output), "y\n", "{}", describe(&output));
     assert_ne!(
         output.status.code(),
         Some(124),
         "it hung: {}",
-        told(&output)
+        describe(&output)
     );
-    // What was done until then is on the branch, and `yes` is gone.
-    assert!(bench.ok(&["diff", "--stat", "fix"]).contains("A it"));
+    // The work until then is on the branch, and `yes` has ended.
+    assert!(fixture.ok(&["diff", "--stat", "fix"]).contains("A it"));
     wait::until("the end of yes", || {
-        let names = bench.says("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true");
+        let names = fixture.stdout_of("fix", "cat /proc/[0-9]*/comm 2>/dev/null; true");
         (!names.lines().any(|name| name == "yes")).then_some(())
     });
 }
 
-fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {
-    let repo = &bench.repo;
-    let outside = bench.place.path().join("outside");
+fn uncommitted_work_comes_along_only_when_asked(fixture: &SandboxFixture) {
+    let repo = &fixture.repo;
+    let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
-    bench.place.operator().own(&outside);
+    fixture.gate_dir.operator().chown(&outside);
     std::os::unix::fs::symlink(&outside, repo.path("turned")).unwrap();
     repo.write("gone/away.txt", "away\n");
     repo.commit("third");
@@ -269,28 +275,28 @@ fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {
     std::fs::remove_file(repo.path("turned")).unwrap();
     repo.write("turned/inner.txt", "inner\n");
     let before = repo.fingerprint();
-    bench.create("clean");
+    fixture.create("clean");
     assert_eq!(
-        bench.says("clean", "cat README.md; ls; git status --porcelain"),
+        fixture.stdout_of("clean", "cat README.md; ls; git status --porcelain"),
         "hello\nREADME.md\ngone\nsrc\nturned"
     );
-    bench.ok(&["create", "--dirty", "dirty"]);
+    fixture.ok(&["create", "--dirty", "dirty"]);
     assert_eq!(
-        bench.says(
+        fixture.stdout_of(
             "dirty",
             "cat README.md below/untracked.txt turned/inner.txt; readlink link"
         ),
         "mine, and not committed\nnew\ninner\nREADME.md"
     );
     assert_eq!(
-        bench.says(
+        fixture.stdout_of(
             "dirty",
             "git status --porcelain -uall; ls -d gone ignored.log 2>/dev/null; true"
         ),
         " M README.md\n D gone/away.txt\n D turned\n?? below/untracked.txt\n?? link\n\
          ?? staged.txt\n?? turned/inner.txt"
     );
-    bench.says(
+    fixture.stdout_of(
         "dirty",
         "echo more >> README.md; echo x >> below/untracked.txt; touch below/own",
     );
@@ -301,8 +307,8 @@ fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {
     );
     let changed = repo.fingerprint().differences(&before);
     assert!(changed.is_empty(), "{changed:?}");
-    // It is part of what comes home.
-    let stat = bench.ok(&["diff", "--stat", "dirty"]);
+    // The uncommitted changes are part of the import.
+    let stat = fixture.ok(&["diff", "--stat", "dirty"]);
     for expected in [
         "M README.md",
         "A staged.txt",
@@ -313,17 +319,17 @@ fn uncommitted_work_comes_along_only_when_asked(bench: &Bench) {
     }
 }
 
-fn a_workspace_has_the_modes_of_a_clone(bench: &Bench) {
-    bench.repo.write("run.sh", "#!/bin/sh\n");
-    bench.repo.git(&["add", "run.sh"]);
-    bench.repo.git(&["update-index", "--chmod=+x", "run.sh"]);
-    bench.repo.git(&["commit", "-q", "-m", "a program"]);
-    bench.repo.git(&["reset", "-q", "--hard"]);
-    bench.repo.write("below/new.txt", "uncommitted\n");
+fn a_workspace_has_the_modes_of_a_clone(fixture: &SandboxFixture) {
+    fixture.repo.write("run.sh", "#!/bin/sh\n");
+    fixture.repo.git(&["add", "run.sh"]);
+    fixture.repo.git(&["update-index", "--chmod=+x", "run.sh"]);
+    fixture.repo.git(&["commit", "-q", "-m", "a program"]);
+    fixture.repo.git(&["reset", "-q", "--hard"]);
+    fixture.repo.write("below/new.txt", "uncommitted\n");
     // Once from a checkout, once from a spare, once with uncommitted changes.
     for (name, dirty) in [("one", &[][..]), ("two", &[]), ("three", &["--dirty"])] {
-        bench.ok(&[&["create", name], dirty].concat());
-        let modes = bench.says(
+        fixture.ok(&[&["create", name], dirty].concat());
+        let modes = fixture.stdout_of(
             name,
             "git clone -q . /tmp/clone; mkdir -p below /tmp/clone/below; \
              look='stat -c \"%a %n\" . .git .git/HEAD .git/config .git/refs/heads below *'; \
@@ -338,27 +344,27 @@ fn a_workspace_has_the_modes_of_a_clone(bench: &Bench) {
     }
 }
 
-fn what_steers_tools_lands_only_with_a_yes(bench: &Bench) {
+fn what_steers_tools_lands_only_with_a_yes(fixture: &SandboxFixture) {
     let line = "echo 'touch /tmp/ran' > .envrc; mkdir -p .github/workflows; \
                 echo on: push > .github/workflows/ci.yml; echo hi > new.txt";
-    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    let before = bench.repo.fingerprint();
+    fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let before = fixture.repo.fingerprint();
     for how in ["merge", "apply"] {
-        let complaint = bench.fails(2, &[how, "fix"]);
+        let complaint = fixture.fails(2, &[how, "fix"]);
         for named in [".envrc", ".github/workflows/ci.yml", "--yes"] {
             assert!(complaint.contains(named), "{complaint}");
         }
         assert!(!complaint.contains("new.txt"), "{complaint}");
-        let changed = bench.repo.fingerprint().differences(&before);
+        let changed = fixture.repo.fingerprint().differences(&before);
         assert!(changed.is_empty(), "after {how}: {changed:?}");
     }
-    bench.ok(&["merge", "--yes", "fix"]);
-    assert_eq!(bench.repo.read(".github/workflows/ci.yml"), "on: push\n");
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    fixture.ok(&["merge", "--yes", "fix"]);
+    assert_eq!(fixture.repo.read(".github/workflows/ci.yml"), "on: push\n");
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
 }
 
-fn what_steers_tools_is_asked_about_on_a_terminal(bench: &Bench) {
-    bench.ok(&[
+fn what_steers_tools_is_asked_about_on_a_terminal(fixture: &SandboxFixture) {
+    fixture.ok(&[
         "run",
         "--name",
         "fix",
@@ -368,74 +374,77 @@ fn what_steers_tools_is_asked_about_on_a_terminal(bench: &Bench) {
         "echo x > .envrc",
     ]);
     for (answer, lands) in [("n\r", false), ("y\r", true)] {
-        let mut terminal = bench.on_terminal(&["merge", "fix"]);
+        let mut terminal = fixture.on_terminal(&["merge", "fix"]);
         terminal.expect(".envrc");
         terminal.expect("[y/N]");
         terminal.send(answer);
         assert_eq!(terminal.wait().success(), lands, "{}", terminal.shown());
-        assert_eq!(bench.repo.path(".envrc").exists(), lands);
+        assert_eq!(fixture.repo.path(".envrc").exists(), lands);
     }
 }
 
-fn a_conflict_is_reported_and_nothing_is_half_done(bench: &Bench) {
+fn a_conflict_is_reported_and_nothing_is_half_done(fixture: &SandboxFixture) {
     let line = "sed -i s/four/agent/ src/lib.rs; echo hi > new.txt";
-    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    bench.repo.write(
+    fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    fixture.repo.write(
         "src/lib.rs",
         "one\ntwo\nthree\noperator\nfive\nsix\nseven\n",
     );
-    bench.repo.commit("another four");
-    let before = bench.repo.fingerprint();
+    fixture.repo.commit("another four");
+    let before = fixture.repo.fingerprint();
     for how in ["merge", "apply"] {
-        let complaint = bench.fails(1, &[how, "fix"]);
+        let complaint = fixture.fails(1, &[how, "fix"]);
         assert!(complaint.contains("src/lib.rs"), "{complaint}");
         assert!(complaint.contains("nothing was changed"), "{complaint}");
-        let changed = bench.repo.fingerprint().differences(&before);
+        let changed = fixture.repo.fingerprint().differences(&before);
         assert!(changed.is_empty(), "after {how}: {changed:?}");
     }
-    assert_eq!(bench.repo.git(&["status", "--porcelain"]), "");
+    assert_eq!(fixture.repo.git(&["status", "--porcelain"]), "");
 }
 
-fn applied_changes_are_left_uncommitted(bench: &Bench) {
+fn applied_changes_are_left_uncommitted(fixture: &SandboxFixture) {
     let line = "echo hi > new.txt; echo more >> README.md; git add -A; git commit -q -m x";
-    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    let head = bench.repo.git(&["rev-parse", "HEAD"]);
-    // The operator's own change elsewhere stays theirs.
-    bench.repo.write("src/lib.rs", "mine\n");
-    bench.ok(&["apply", "fix"]);
-    assert_eq!(bench.repo.git(&["rev-parse", "HEAD"]), head);
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
-    assert_eq!(bench.repo.read("README.md"), "hello\nmore\n");
-    assert_eq!(bench.repo.read("src/lib.rs"), "mine\n");
+    fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    let head = fixture.repo.git(&["rev-parse", "HEAD"]);
+    // The operator's own change to another file stays.
+    fixture.repo.write("src/lib.rs", "mine\n");
+    fixture.ok(&["apply", "fix"]);
+    assert_eq!(fixture.repo.git(&["rev-parse", "HEAD"]), head);
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
+    assert_eq!(fixture.repo.read("README.md"), "hello\nmore\n");
+    assert_eq!(fixture.repo.read("src/lib.rs"), "mine\n");
     assert_eq!(
-        bench.repo.git(&["status", "--porcelain"]),
+        fixture.repo.git(&["status", "--porcelain"]),
         " M README.md\n M src/lib.rs\n?? new.txt"
     );
 }
 
-fn squashed_work_is_one_commit(bench: &Bench) {
+fn squashed_work_is_one_commit(fixture: &SandboxFixture) {
     let line = "for n in 1 2 3; do echo $n > $n.txt; git add -A; git commit -q -m $n; done";
-    bench.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    assert_eq!(bench.ok(&["log", "fix"]).lines().count(), 3);
-    let head = bench.repo.git(&["rev-parse", "HEAD"]);
-    bench.ok(&["merge", "--squash", "-m", "all of it", "fix"]);
+    fixture.ok(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    assert_eq!(fixture.ok(&["log", "fix"]).lines().count(), 3);
+    let head = fixture.repo.git(&["rev-parse", "HEAD"]);
+    fixture.ok(&["merge", "--squash", "-m", "all of it", "fix"]);
     assert_eq!(
-        bench.repo.git(&["log", "--format=%s %P", "-1"]),
+        fixture.repo.git(&["log", "--format=%s %P", "-1"]),
         format!("all of it {head}")
     );
-    assert_eq!(bench.repo.read("3.txt"), "3\n");
+    assert_eq!(fixture.repo.read("3.txt"), "3\n");
 }
 
-fn a_snapshot_keeps_modes_and_links(bench: &Bench) {
-    bench.create("fix");
-    bench.says(
+fn a_snapshot_keeps_modes_and_links(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    fixture.stdout_of(
         "fix",
         "echo '#!/bin/sh' > run.sh; chmod 755 run.sh; ln -s README.md link; \
          ln -s /etc/shadow away; printf 'a\\0b' > bytes; chmod 600 README.md",
     );
-    bench.ok(&["snapshot", "fix", "-m", "by hand"]);
-    assert_eq!(bench.ok(&["snapshot", "fix"]).trim(), "Nothing new in fix");
-    let tree = bench.repo.git(&["ls-tree", "palisade/fix"]);
+    fixture.ok(&["snapshot", "fix", "-m", "by hand"]);
+    assert_eq!(
+        fixture.ok(&["snapshot", "fix"]).trim(),
+        "Nothing new in fix"
+    );
+    let tree = fixture.repo.git(&["ls-tree", "palisade/fix"]);
     for (mode, name) in [
         ("100755", "run.sh"),
         ("120000", "link"),
@@ -452,28 +461,28 @@ fn a_snapshot_keeps_modes_and_links(bench: &Bench) {
         );
     }
     assert_eq!(
-        bench.repo.git(&["cat-file", "-p", "palisade/fix:away"]),
+        fixture.repo.git(&["cat-file", "-p", "palisade/fix:away"]),
         "/etc/shadow"
     );
     assert_eq!(
-        bench
+        fixture
             .repo
             .git(&["log", "-1", "--format=%s", "palisade/fix"]),
         "by hand"
     );
 }
 
-fn rm_keeps_only_what_has_something_to_bring_home(bench: &Bench) {
-    bench.ok(&["run", "--rm", "--name", "idle", "--", "true"]);
-    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
-    bench.ok(&["run", "--rm", "--name", "busy", "--", "touch", "new.txt"]);
-    let list = bench.json(&["list"]);
+fn rm_keeps_only_what_has_something_to_bring_home(fixture: &SandboxFixture) {
+    fixture.ok(&["run", "--rm", "--name", "idle", "--", "true"]);
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
+    fixture.ok(&["run", "--rm", "--name", "busy", "--", "touch", "new.txt"]);
+    let list = fixture.json(&["list"]);
     assert_eq!(list[0]["name"], "busy", "{list}");
 }
 
-fn rm_keeps_what_is_not_on_the_branch(bench: &Bench) {
-    bench
-        .place
+fn rm_keeps_what_is_not_on_the_branch(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { snapshot: { file: 1KiB } }\n");
     for (name, line, named) in [
         ("large", "head -c 2000 /dev/zero > big", "'big'"),
@@ -484,83 +493,83 @@ fn rm_keeps_what_is_not_on_the_branch(bench: &Bench) {
         ),
         ("stash", "echo x >> README.md; git stash -q", "a stash at"),
     ] {
-        let output = bench.run(&["run", "--rm", "--name", name, "--", "bash", "-c", line]);
-        assert!(output.status.success(), "{}", told(&output));
-        let said = said::err(&output);
+        let output = fixture.run(&["run", "--rm", "--name", name, "--", "bash", "-c", line]);
+        assert!(output.status.success(), "{}", describe(&output));
+        let said = output::stderr(&output);
         assert!(said.contains(&format!("{name} stays")), "{said}");
         assert!(said.contains(named), "{said}");
-        let list = bench.json(&["list"]);
+        let list = fixture.json(&["list"]);
         let row = list
             .as_array()
             .unwrap()
             .iter()
             .find(|row| row["name"] == name);
         assert_eq!(row.unwrap()["status"], "active", "{list}");
-        bench.ok(&["delete", "-f", name]);
+        fixture.ok(&["delete", "-f", name]);
     }
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-fn a_large_file_is_left_out_by_name_and_does_not_stand_in_the_way(bench: &Bench) {
-    bench.create("fix");
-    bench.says("fix", "truncate -s 65M big; echo hi > new.txt");
-    let output = bench.run(&["diff", "--stat", "fix"]);
-    assert!(output.status.success(), "{}", told(&output));
+fn a_large_file_is_left_out_by_name_and_does_not_stand_in_the_way(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    fixture.stdout_of("fix", "truncate -s 65M big; echo hi > new.txt");
+    let output = fixture.run(&["diff", "--stat", "fix"]);
+    assert!(output.status.success(), "{}", describe(&output));
     assert!(
-        said::out(&output).contains("A new.txt"),
+        output::stdout(&output).contains("A new.txt"),
         "{}",
-        told(&output)
+        describe(&output)
     );
-    let said = said::err(&output);
+    let said = output::stderr(&output);
     assert!(
         said.contains("left out big") && said.contains("sandbox.snapshot.file"),
         "{said}"
     );
-    bench.ok(&["merge", "fix"]);
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
-    let complaint = refusal(bench, "fix");
+    fixture.ok(&["merge", "fix"]);
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
+    let complaint = refusal(fixture, "fix");
     assert!(
         complaint.contains("'big'") && complaint.contains("palisade download fix"),
         "{complaint}"
     );
-    // Without it, nothing is lost any more.
-    bench.says("fix", "rm big");
-    bench.ok(&["delete", "fix"]);
-    bench.assert_nothing_left();
+    // Without the large file nothing is lost any more.
+    fixture.stdout_of("fix", "rm big");
+    fixture.ok(&["delete", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_delete_does_not_lose_what_only_the_agents_repository_holds(bench: &Bench) {
-    bench.create("fix");
+fn a_delete_does_not_lose_what_only_the_agents_repository_holds(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let refused = |named: &str| {
-        bench.ok(&["pause", "fix"]);
-        let complaint = refusal(bench, "fix");
+        fixture.ok(&["pause", "fix"]);
+        let complaint = refusal(fixture, "fix");
         assert!(complaint.contains(named), "{complaint}");
         assert!(complaint.contains("palisade resume fix"), "{complaint}");
-        bench.ok(&["resume", "fix"]);
+        fixture.ok(&["resume", "fix"]);
     };
-    bench.says("fix", "git commit -q --allow-empty -m own");
+    fixture.stdout_of("fix", "git commit -q --allow-empty -m own");
     refused("branch palisade/fix at");
-    bench.ok(&["snapshot", "fix"]);
-    bench.says(
+    fixture.ok(&["snapshot", "fix"]);
+    fixture.stdout_of(
         "fix",
         "git checkout -q --detach; git commit -q --allow-empty -m detached",
     );
     refused("HEAD at");
-    bench.says("fix", "git branch -q side; git checkout -q palisade/fix");
+    fixture.stdout_of("fix", "git branch -q side; git checkout -q palisade/fix");
     refused("branch side at");
-    // Merged inside, it comes along.
-    bench.says(
+    // Merged inside, the commits are imported.
+    fixture.stdout_of(
         "fix",
         "git merge -q side; echo x >> README.md; git stash -q",
     );
     refused("a stash at");
-    bench.says("fix", "git stash pop -q; git commit -q -a -m more");
-    bench.ok(&["merge", "fix"]);
-    bench.ok(&["pause", "fix"]);
-    bench.ok(&["delete", "fix"]);
+    fixture.stdout_of("fix", "git stash pop -q; git commit -q -a -m more");
+    fixture.ok(&["merge", "fix"]);
+    fixture.ok(&["pause", "fix"]);
+    fixture.ok(&["delete", "fix"]);
     assert_eq!(
-        bench.repo.git(&["log", "--format=%s", "-3"]),
+        fixture.repo.git(&["log", "--format=%s", "-3"]),
         "more\ndetached\nown"
     );
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }

@@ -1,12 +1,12 @@
-//! A workspace made to hurt whoever looks at it.
+//! A workspace that attacks the programs that read it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     a_hostile_repository_inside_runs_nothing_outside,
@@ -19,7 +19,7 @@ for_every_operator!(
     commits_with_hostile_words_reach_no_terminal,
 );
 
-for_a_borrower!(
+for_subid_user!(
     a_hostile_repository_inside_runs_nothing_outside,
     links_to_the_host_bring_nothing_in,
     a_link_in_the_workspaces_place_is_not_followed,
@@ -30,19 +30,19 @@ for_a_borrower!(
     commits_with_hostile_words_reach_no_terminal,
 );
 
-/// A file that whatever runs outside would make: the hostile commands write it, and it is in
-/// a place that every process of the operator can write to.
-fn canary(bench: &Bench) -> PathBuf {
-    let outside = bench.place.path().join("ran-outside");
+/// A file that hostile commands write if they run outside, in
+/// a directory that every process of the operator can write to.
+fn canary(fixture: &SandboxFixture) -> PathBuf {
+    let outside = fixture.gate_dir.path().join("ran-outside");
     std::fs::create_dir(&outside).unwrap();
-    bench.place.operator().own(&outside);
+    fixture.gate_dir.operator().chown(&outside);
     outside
 }
 
-fn a_hostile_repository_inside_runs_nothing_outside(bench: &Bench) {
-    let canary = canary(bench);
-    bench.create("fix");
-    // Inside, the directory does not exist, so the commands do harm outside or nowhere.
+fn a_hostile_repository_inside_runs_nothing_outside(fixture: &SandboxFixture) {
+    let canary = canary(fixture);
+    fixture.create("fix");
+    // Inside, the directory does not exist, so the commands have an effect only outside.
     let evil = format!("touch {}/$$", canary.display());
     let script = format!(
         r#"
@@ -83,39 +83,39 @@ fn a_hostile_repository_inside_runs_nothing_outside(bench: &Bench) {
         echo hi > new.txt
         "#
     );
-    bench.says("fix", &script);
-    bench.ok(&["snapshot", "fix"]);
-    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    fixture.stdout_of("fix", &script);
+    fixture.ok(&["snapshot", "fix"]);
+    let stat = fixture.ok(&["diff", "--stat", "fix"]);
     assert!(stat.contains("A new.txt"), "{stat}");
-    bench.ok(&["diff", "fix"]);
-    bench.ok(&["log", "fix"]);
-    let before = bench.repo.fingerprint();
-    let complaint = bench.fails(2, &["merge", "fix"]);
+    fixture.ok(&["diff", "fix"]);
+    fixture.ok(&["log", "fix"]);
+    let before = fixture.repo.fingerprint();
+    let complaint = fixture.fails(2, &["merge", "fix"]);
     assert!(complaint.contains(".gitattributes"), "{complaint}");
-    assert!(bench.repo.fingerprint().differences(&before).is_empty());
-    bench.ok(&["merge", "--yes", "fix"]);
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
-    let config = bench.repo.git(&["config", "--local", "--list"]);
+    assert!(fixture.repo.fingerprint().differences(&before).is_empty());
+    fixture.ok(&["merge", "--yes", "fix"]);
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
+    let config = fixture.repo.git(&["config", "--local", "--list"]);
     assert!(
         !config.contains("evil") && !config.contains("ran-outside"),
         "{config}"
     );
-    bench.ok(&["pause", "fix"]);
-    bench.ok(&["delete", "fix"]);
+    fixture.ok(&["pause", "fix"]);
+    fixture.ok(&["delete", "fix"]);
     let ran: Vec<_> = std::fs::read_dir(&canary).unwrap().flatten().collect();
     assert!(ran.is_empty(), "{ran:?}");
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-fn links_to_the_host_bring_nothing_in(bench: &Bench) {
-    let secret = bench.place.path().join("secret");
+fn links_to_the_host_bring_nothing_in(fixture: &SandboxFixture) {
+    let secret = fixture.gate_dir.path().join("secret");
     std::fs::write(&secret, "the operator's secret").unwrap();
-    bench.place.operator().own(&secret);
-    let outside = bench.place.path().join("outside");
+    fixture.gate_dir.operator().chown(&secret);
+    let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
-    bench.place.operator().own(&outside);
+    fixture.gate_dir.operator().chown(&outside);
     std::fs::write(outside.join("inner"), "the operator's secret").unwrap();
-    bench.create("fix");
+    fixture.create("fix");
     let script = format!(
         "ln -s {0} to-file; ln -s {1} to-directory; rm -r src; ln -s {1} src; \
          ln -s / root; ln -s ../../../../../../../../etc up; ln -s {0} .gitignore-link; \
@@ -123,81 +123,93 @@ fn links_to_the_host_bring_nothing_in(bench: &Bench) {
         secret.display(),
         outside.display()
     );
-    bench.says("fix", &script);
-    let diff = bench.run(&["diff", "fix"]);
-    assert!(diff.status.success(), "{}", told(&diff));
+    fixture.stdout_of("fix", &script);
+    let diff = fixture.run(&["diff", "fix"]);
+    assert!(diff.status.success(), "{}", describe(&diff));
     assert!(
-        !told(&diff).contains("the operator's secret"),
+        !describe(&diff).contains("the operator's secret"),
         "{}",
-        told(&diff)
+        describe(&diff)
     );
-    let objects = bench.repo.git(&["rev-list", "--objects", "palisade/fix"]);
+    let objects = fixture.repo.git(&["rev-list", "--objects", "palisade/fix"]);
     for id in objects.lines().filter_map(|line| line.split(' ').next()) {
-        let held = bench.repo.try_git(&["cat-file", "-p", id]);
-        assert!(!said::out(&held).contains("the operator's secret"), "{id}");
+        let held = fixture.repo.try_git(&["cat-file", "-p", id]);
+        assert!(
+            !output::stdout(&held).contains("the operator's secret"),
+            "{id}"
+        );
     }
-    bench.ok(&["merge", "--yes", "fix"]);
+    fixture.ok(&["merge", "--yes", "fix"]);
     assert_eq!(
-        std::fs::read_link(bench.repo.path("to-file")).unwrap(),
+        std::fs::read_link(fixture.repo.path("to-file")).unwrap(),
         secret
     );
-    assert_eq!(std::fs::read_link(bench.repo.path("src")).unwrap(), outside);
-    // The next work goes through the link that now is in the operator's tree: not there.
-    bench.says(
+    assert_eq!(
+        std::fs::read_link(fixture.repo.path("src")).unwrap(),
+        outside
+    );
+    // The next work has the path below a link that is now in the operator's tree: it is not
+    // followed.
+    fixture.stdout_of(
         "fix",
         "rm src; mkdir src; echo written > src/inner; echo new > src/new",
     );
-    let landed = bench.run(&["merge", "--yes", "fix"]);
+    let landed = fixture.run(&["merge", "--yes", "fix"]);
     assert_eq!(
         std::fs::read_to_string(outside.join("inner")).unwrap(),
         "the operator's secret",
         "{}",
-        told(&landed)
+        describe(&landed)
     );
-    assert!(!outside.join("new").exists(), "{}", told(&landed));
+    assert!(!outside.join("new").exists(), "{}", describe(&landed));
 }
 
-/// Where the agent owns `/` inside, it can put a link where its workspace was.
-fn a_link_in_the_workspaces_place_is_not_followed(bench: &Bench) {
-    let outside = bench.place.path().join("outside");
+/// An agent that owns `/` inside can replace its workspace with a link.
+fn a_link_in_the_workspaces_place_is_not_followed(fixture: &SandboxFixture) {
+    let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("keys"), "the operator's secret").unwrap();
-    bench.place.operator().own(&outside);
-    bench.create("fix");
+    fixture.gate_dir.operator().chown(&outside);
+    fixture.create("fix");
     let script = format!(
         "cd /; mv workspace w2 && ln -s {} workspace; test -L workspace && echo linked",
         outside.display()
     );
-    let linked = said::out(&bench.bash("fix", &script)).contains("linked");
-    let snapshot = bench.run(&["snapshot", "fix"]);
-    assert_eq!(snapshot.status.success(), !linked, "{}", told(&snapshot));
-    let objects = bench.repo.git(&["rev-list", "--objects", "palisade/fix"]);
+    let linked = output::stdout(&fixture.bash("fix", &script)).contains("linked");
+    let snapshot = fixture.run(&["snapshot", "fix"]);
+    assert_eq!(
+        snapshot.status.success(),
+        !linked,
+        "{}",
+        describe(&snapshot)
+    );
+    let objects = fixture.repo.git(&["rev-list", "--objects", "palisade/fix"]);
     assert!(!objects.contains("keys"), "{objects}");
 }
 
-fn a_directory_closed_to_everybody_still_starts_again(bench: &Bench) {
-    let id = bench.create("fix");
-    bench.says("fix", "echo work > w; chmod 0555 /workspace; chmod 0 ~");
-    let init = bench.init(&id);
+fn a_directory_closed_to_everybody_still_starts_again(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    fixture.stdout_of("fix", "echo work > w; chmod 0555 /workspace; chmod 0 ~");
+    let init = fixture.init(&id);
     let killed = std::process::Command::new("kill")
         .args(["-9", &init.to_string()])
         .status();
     assert!(killed.unwrap().success());
     testkit::wait::until("the end of its processes", || {
-        said::out(&bench.run(&["list"]))
+        output::stdout(&fixture.run(&["list"]))
             .contains("processes are gone")
             .then_some(())
     });
-    bench.ok(&["resume", "fix"]);
-    assert_eq!(bench.says("fix", "cat w"), "work");
+    fixture.ok(&["resume", "fix"]);
+    assert_eq!(fixture.stdout_of("fix", "cat w"), "work");
 }
 
-/// A name and words that clear a screen, set a title, and hide what follows.
+/// A name and text that clear a screen, set a title, and hide what follows.
 const ESCAPES: &str = "$'\\e[2J\\e]0;owned\\a\\e[8mhidden\\r\\n\\x9b31m'";
 
 fn assert_harmless(what: &str, output: &str) {
     let raw = output.chars().find(|c| {
-        // A terminal itself says \r\n; colours are ours.
+        // A terminal itself writes \r\n; colours are ours.
         c.is_control() && !matches!(c, '\n' | '\r' | '\t' | '\u{1b}')
     });
     assert_eq!(raw, None, "{what}: {output:?}");
@@ -212,12 +224,12 @@ fn assert_harmless(what: &str, output: &str) {
     }
 }
 
-fn names_with_escapes_reach_no_terminal(bench: &Bench) {
-    bench.create("fix");
+fn names_with_escapes_reach_no_terminal(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let script = format!(
         "name={ESCAPES}; echo \"$name\" > \"$name\"; mkdir \"d$name\"; echo x > \"d$name/.envrc\""
     );
-    bench.says("fix", &script);
+    fixture.stdout_of("fix", &script);
     for command in [
         &["run", "--name", "fix", "--", "true"][..],
         &["snapshot", "fix"][..],
@@ -226,67 +238,67 @@ fn names_with_escapes_reach_no_terminal(bench: &Bench) {
         &["log", "fix"][..],
         &["list"][..],
     ] {
-        let mut terminal = bench.on_terminal(command);
+        let mut terminal = fixture.on_terminal(command);
         let status = terminal.wait();
         assert!(status.success(), "{command:?}: {:?}", terminal.shown());
         assert_harmless(&command.join(" "), &terminal.shown());
     }
-    let mut terminal = bench.on_terminal(&["merge", "fix"]);
+    let mut terminal = fixture.on_terminal(&["merge", "fix"]);
     terminal.expect("[y/N]");
     terminal.send("y\r");
     assert!(terminal.wait().success(), "{:?}", terminal.shown());
     assert_harmless("merge", &terminal.shown());
-    // Without a terminal, all but the patch itself is as harmless.
-    let output = bench.run(&["diff", "--stat", "fix"]);
-    assert_harmless("stat", &told(&output));
+    // Without a terminal, everything but the patch itself is escaped as well.
+    let output = fixture.run(&["diff", "--stat", "fix"]);
+    assert_harmless("stat", &describe(&output));
 }
 
-fn commits_with_hostile_words_reach_no_terminal(bench: &Bench) {
-    bench.create("fix");
+fn commits_with_hostile_words_reach_no_terminal(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let script = format!(
         "words={ESCAPES}; git -c user.name=\"$words\" -c user.email=\"$words\" \
          commit -q --allow-empty -m \"$words\"; echo x > x; git add x; \
          git -c user.name=\"A$words\" commit -q -m \"x$words\""
     );
-    bench.says("fix", &script);
+    fixture.stdout_of("fix", &script);
     for command in [
         &["run", "--name", "fix", "--", "true"][..],
         &["log", "fix"][..],
         &["merge", "fix"][..],
     ] {
-        let mut terminal = bench.on_terminal(command);
+        let mut terminal = fixture.on_terminal(command);
         let status = terminal.wait();
         assert!(status.success(), "{command:?}: {:?}", terminal.shown());
         assert_harmless(&command.join(" "), &terminal.shown());
     }
 }
 
-fn a_spelling_of_git_never_comes_home(bench: &Bench) {
+fn a_spelling_of_git_never_comes_home(fixture: &SandboxFixture) {
     for (name, spelling) in [
         ("upper", ".GIT"),
         ("short", "git~1"),
         ("dots", "sub/.git. "),
     ] {
-        bench.create(name);
+        fixture.create(name);
         let script = format!(
             "mkdir -p '{spelling}/hooks'; printf '#!/bin/sh\\n' > '{spelling}/hooks/pre-commit'; \
              echo hi > new.txt; git add -f . 2>/dev/null; git commit -q -m evil; true"
         );
-        bench.says(name, &script);
-        let snapshot = bench.run(&["snapshot", name]);
-        let merged = bench.run(&["merge", "--yes", name]);
-        let tree = bench
+        fixture.stdout_of(name, &script);
+        let snapshot = fixture.run(&["snapshot", name]);
+        let merged = fixture.run(&["merge", "--yes", name]);
+        let tree = fixture
             .repo
             .git(&["ls-tree", "-r", "--name-only", &format!("palisade/{name}")]);
         assert!(
             !tree.to_ascii_lowercase().contains("hooks/pre-commit"),
             "{tree}\n{}\n{}",
-            told(&snapshot),
-            told(&merged)
+            describe(&snapshot),
+            describe(&merged)
         );
-        assert!(!bench.repo.path(spelling).exists(), "{spelling}");
-        // It is said, not hidden.
-        let words = format!("{}{}", told(&snapshot), told(&merged));
+        assert!(!fixture.repo.path(spelling).exists(), "{spelling}");
+        // The output names the skipped files.
+        let words = format!("{}{}", describe(&snapshot), describe(&merged));
         assert!(
             words.contains(".git") || words.contains(spelling),
             "{words}"
@@ -294,39 +306,43 @@ fn a_spelling_of_git_never_comes_home(bench: &Bench) {
     }
 }
 
-fn odd_files_and_many_of_them_end_in_time(bench: &Bench) {
-    bench.create("fix");
+fn odd_files_and_many_of_them_end_in_time(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let script = "mkfifo pipe; mkdir many; cd many; seq -f 'entry-%g' 20000 | xargs touch; \
                   perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local => \"../door\", Listen => 1)'; \
                   mkdir -p ../deep; cd ../deep; for n in $(seq 100); do mkdir d; cd d; done; touch bottom; \
                   touch \"$(printf 'x%.0s' $(seq 255))\"; touch $'\\xff\\xfe'";
-    bench.says("fix", script);
+    fixture.stdout_of("fix", script);
     let started = Instant::now();
-    let snapshot = bench.run(&["snapshot", "fix"]);
-    assert!(snapshot.status.success(), "{}", told(&snapshot));
-    assert!(said::err(&snapshot).contains("pipe"), "{}", told(&snapshot));
-    let stat = bench.ok(&["diff", "--stat", "fix"]);
+    let snapshot = fixture.run(&["snapshot", "fix"]);
+    assert!(snapshot.status.success(), "{}", describe(&snapshot));
+    assert!(
+        output::stderr(&snapshot).contains("pipe"),
+        "{}",
+        describe(&snapshot)
+    );
+    let stat = fixture.ok(&["diff", "--stat", "fix"]);
     assert!(
         stat.contains("20003 files changed"),
         "{}",
         stat.lines().last().unwrap_or_default()
     );
-    bench.ok(&["merge", "fix"]);
+    fixture.ok(&["merge", "fix"]);
     assert!(
         started.elapsed() < Duration::from_secs(240),
         "{:?}",
         started.elapsed()
     );
-    assert!(bench.repo.path("many/entry-20000").exists());
+    assert!(fixture.repo.path("many/entry-20000").exists());
     let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
-    let bottom = bench.repo.path("deep").join("d/".repeat(100));
+    let bottom = fixture.repo.path("deep").join("d/".repeat(100));
     assert!(bottom.join(odd).exists());
-    // Files whose nature is not git's stay where they are.
-    assert!(bench.repo.path("pipe").symlink_metadata().is_err());
-    assert!(bench.repo.path("door").symlink_metadata().is_err());
-    // A FIFO in a sandbox's place of a file that the operator has.
-    bench.says("fix", "rm README.md; mkfifo README.md");
-    bench.ok(&["snapshot", "fix"]);
-    bench.ok(&["delete", "--force", "fix"]);
-    bench.assert_nothing_left();
+    // Files that git cannot store are skipped.
+    assert!(fixture.repo.path("pipe").symlink_metadata().is_err());
+    assert!(fixture.repo.path("door").symlink_metadata().is_err());
+    // A FIFO in the sandbox at the path of an operator's file.
+    fixture.stdout_of("fix", "rm README.md; mkfifo README.md");
+    fixture.ok(&["snapshot", "fix"]);
+    fixture.ok(&["delete", "--force", "fix"]);
+    fixture.assert_nothing_left();
 }

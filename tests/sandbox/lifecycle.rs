@@ -1,14 +1,14 @@
-//! Create, pause, resume, delete; and what happens when that is not possible.
+//! Create, pause, resume and delete, and their failures.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use testkit::repo::Repo;
-use testkit::{said, wait};
+use testkit::repo::TestRepo;
+use testkit::{output, wait};
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     pausing_and_resuming_twice_is_fine,
@@ -29,20 +29,20 @@ for_every_operator!(
     work_of_a_sandbox_over_its_disk_limit_comes_home,
 );
 
-fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
-    bench.create("fix");
+fn pausing_and_resuming_twice_is_fine(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for (command, word, status) in [
         ("pause", "Paused", "paused"),
         ("resume", "Resumed", "active"),
     ] {
         for _ in 0..2 {
-            assert_eq!(bench.ok(&[command, "fix"]), format!("{word} fix\n"));
-            assert_eq!(bench.json(&["list"])[0]["status"], status);
+            assert_eq!(fixture.ok(&[command, "fix"]), format!("{word} fix\n"));
+            assert_eq!(fixture.json(&["list"])[0]["status"], status);
         }
     }
-    assert_eq!(bench.says("fix", "echo well"), "well");
+    assert_eq!(fixture.stdout_of("fix", "echo well"), "well");
     for command in ["pause", "resume"] {
-        let complaint = bench.fails(3, &[command, "nothing"]);
+        let complaint = fixture.fails(3, &[command, "nothing"]);
         assert!(
             complaint.contains("Sandbox 'nothing' not found."),
             "{complaint}"
@@ -50,9 +50,9 @@ fn pausing_and_resuming_twice_is_fine(bench: &Bench) {
     }
 }
 
-fn a_paused_sandbox_stands_still(bench: &Bench) {
-    let id = bench.create("fix");
-    let mut counting = bench
+fn a_paused_sandbox_stands_still(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    let mut counting = fixture
         .palisade(&[
             "exec",
             "fix",
@@ -63,119 +63,129 @@ fn a_paused_sandbox_stands_still(bench: &Bench) {
         ])
         .spawn()
         .unwrap();
-    let ticks = bench
-        .place
+    let ticks = fixture
+        .gate_dir
         .state()
         .join("sandboxes")
         .join(id)
         .join("fs/root/workspace/ticks");
     let size = || std::fs::metadata(&ticks).map_or(0, |found| found.len());
     wait::until("the first ticks", || (size() > 0).then_some(()));
-    bench.ok(&["pause", "fix"]);
+    fixture.ok(&["pause", "fix"]);
     let then = size();
     // Another command takes its time, and nothing is written meanwhile.
-    let complaint = said::err(&bench.run(&["exec", "fix", "--", "true"]));
+    let complaint = output::stderr(&fixture.run(&["exec", "fix", "--", "true"]));
     assert!(
         complaint.contains("is paused; resume it first"),
         "{complaint}"
     );
     assert_eq!(size(), then);
-    bench.ok(&["resume", "fix"]);
+    fixture.ok(&["resume", "fix"]);
     wait::until("more ticks", || (size() > then).then_some(()));
-    bench.ok(&["delete", "--force", "fix"]);
+    fixture.ok(&["delete", "--force", "fix"]);
     assert!(!counting.wait().unwrap().success());
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-fn a_name_that_is_taken_is_refused_and_leaves_nothing(bench: &Bench) {
-    let id = bench.create("fix");
+fn a_name_that_is_taken_is_refused_and_leaves_nothing(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
     for name in ["fix", "Fix!"] {
-        let complaint = bench.fails(4, &["create", name]);
+        let complaint = fixture.fails(4, &["create", name]);
         assert_eq!(
             complaint.trim(),
             "palisade: create failed: Sandbox 'fix' already exists."
         );
     }
-    let list = bench.json(&["list"]);
+    let list = fixture.json(&["list"]);
     assert_eq!(list.as_array().unwrap().len(), 1, "{list}");
     assert_eq!(list[0]["id"], id.as_str());
-    assert_eq!(bench.says("fix", "cat README.md"), "hello");
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    assert_eq!(fixture.stdout_of("fix", "cat README.md"), "hello");
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_branch_that_is_taken_is_refused_and_left_alone(bench: &Bench) {
-    bench.repo.git(&["branch", "palisade/fix", "HEAD~1"]);
-    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
-    let complaint = bench.fails(4, &["create", "fix"]);
+fn a_branch_that_is_taken_is_refused_and_left_alone(fixture: &SandboxFixture) {
+    fixture.repo.git(&["branch", "palisade/fix", "HEAD~1"]);
+    let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
+    let complaint = fixture.fails(4, &["create", "fix"]);
     assert!(
         complaint.contains("the branch 'palisade/fix' already exists"),
         "{complaint}"
     );
-    assert_eq!(bench.repo.git(&["rev-parse", "palisade/fix"]), tip);
-    bench.repo.git(&["branch", "-D", "palisade/fix"]);
-    bench.assert_nothing_left();
+    assert_eq!(fixture.repo.git(&["rev-parse", "palisade/fix"]), tip);
+    fixture.repo.git(&["branch", "-D", "palisade/fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(bench: &Bench) {
+fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(fixture: &SandboxFixture) {
     let long = "x".repeat(64);
     for name in ["", "///", "…", long.as_str()] {
         for command in [
             &["create", name][..],
             &["run", "--name", name, "--", "true"][..],
         ] {
-            let complaint = bench.fails(2, command);
+            let complaint = fixture.fails(2, command);
             let expected = format!("Invalid sandbox name: '{name}'");
             assert!(complaint.contains(&expected), "{complaint}");
         }
     }
-    assert_eq!(bench.json(&["list"]), json!([]));
-    bench.assert_nothing_left();
+    assert_eq!(fixture.json(&["list"]), json!([]));
+    fixture.assert_nothing_left();
 }
 
-fn the_same_name_in_two_repositories_is_two_sandboxes(bench: &Bench) {
-    let other = Repo::new(&bench.place.path().join("other"), bench.place.operator());
+fn the_same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) {
+    let other = TestRepo::new(
+        &fixture.gate_dir.path().join("other"),
+        fixture.gate_dir.operator(),
+    );
     other.write("only-here.txt", "other\n");
     other.commit("third");
-    let id = bench.create("fix");
-    let made = bench
+    let id = fixture.create("fix");
+    let made = fixture
         .palisade_in(other.dir(), &["create", "fix"])
         .output()
         .unwrap();
-    assert!(made.status.success(), "{}", told(&made));
-    assert_eq!(bench.says("fix", "ls"), "README.md\nsrc");
-    let there = bench
+    assert!(made.status.success(), "{}", describe(&made));
+    assert_eq!(fixture.stdout_of("fix", "ls"), "README.md\nsrc");
+    let there = fixture
         .palisade_in(other.dir(), &["exec", "fix", "--", "cat", "only-here.txt"])
         .output()
         .unwrap();
-    assert_eq!(said::out(&there), "other\n", "{}", told(&there));
-    // From elsewhere the name is not enough, and the id is.
+    assert_eq!(output::stdout(&there), "other\n", "{}", describe(&there));
+    // In another directory the name is not enough, and the id is.
     let elsewhere = |args: &[&str]| {
-        bench
-            .palisade_in(bench.place.path(), args)
+        fixture
+            .palisade_in(fixture.gate_dir.path(), args)
             .output()
             .unwrap()
     };
     let unclear = elsewhere(&["exec", "fix", "--", "true"]);
-    assert_eq!(unclear.status.code(), Some(2), "{}", told(&unclear));
-    assert!(said::err(&unclear).contains(&id), "{}", told(&unclear));
+    assert_eq!(unclear.status.code(), Some(2), "{}", describe(&unclear));
+    assert!(
+        output::stderr(&unclear).contains(&id),
+        "{}",
+        describe(&unclear)
+    );
     assert!(elsewhere(&["exec", &id, "--", "true"]).status.success());
-    assert_eq!(bench.json(&["list", "--here"]).as_array().unwrap().len(), 1);
-    assert_eq!(bench.json(&["list"]).as_array().unwrap().len(), 2);
+    assert_eq!(
+        fixture.json(&["list", "--here"]).as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 2);
 }
 
-fn a_backend_that_does_not_exist_leaves_nothing(bench: &Bench) {
-    let complaint = bench.fails(6, &["create", "--backend", "docker", "fix"]);
+fn a_backend_that_does_not_exist_leaves_nothing(fixture: &SandboxFixture) {
+    let complaint = fixture.fails(6, &["create", "--backend", "docker", "fix"]);
     assert!(
         complaint.contains("the docker backend is not available")
             && complaint.contains("has 'namespace' only"),
         "{complaint}"
     );
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-fn run_goes_on_in_the_sandbox_of_that_name(bench: &Bench) {
-    bench.ok(&[
+fn run_goes_on_in_the_sandbox_of_that_name(fixture: &SandboxFixture) {
+    fixture.ok(&[
         "run",
         "--name",
         "fix",
@@ -184,54 +194,60 @@ fn run_goes_on_in_the_sandbox_of_that_name(bench: &Bench) {
         "-c",
         "echo 1 > one; echo kept > /tmp/kept",
     ]);
-    bench.ok(&["pause", "fix"]);
-    let again = bench.ok(&["run", "--name", "fix", "--", "cat", "one", "/tmp/kept"]);
+    fixture.ok(&["pause", "fix"]);
+    let again = fixture.ok(&["run", "--name", "fix", "--", "cat", "one", "/tmp/kept"]);
     assert_eq!(again, "1\nkept\n");
-    assert_eq!(bench.json(&["list"]).as_array().unwrap().len(), 1);
+    assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
 }
 
-fn of_many_that_want_a_name_at_once_one_gets_it(bench: &Bench) {
+fn of_many_that_want_a_name_at_once_one_gets_it(fixture: &SandboxFixture) {
     let outputs: Vec<_> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..6)
-            .map(|_| scope.spawn(|| bench.run(&["create", "fix"])))
+            .map(|_| scope.spawn(|| fixture.run(&["create", "fix"])))
             .collect();
         all.into_iter().map(|one| one.join().unwrap()).collect()
     });
     let made = outputs.iter().filter(|one| one.status.success()).count();
-    let all: Vec<String> = outputs.iter().map(told).collect();
+    let all: Vec<String> = outputs.iter().map(describe).collect();
     assert_eq!(made, 1, "{all:#?}");
     let refused = outputs
         .iter()
         .filter(|one| one.status.code() == Some(4))
-        .filter(|one| said::err(one).contains("Sandbox 'fix' already exists."));
+        .filter(|one| output::stderr(one).contains("Sandbox 'fix' already exists."));
     assert_eq!(refused.count(), 5, "{all:#?}");
-    assert_eq!(bench.says("fix", "cat README.md"), "hello");
-    bench.ok(&["delete", "--force", "fix"]);
-    bench.assert_nothing_left();
+    assert_eq!(fixture.stdout_of("fix", "cat README.md"), "hello");
+    fixture.ok(&["delete", "--force", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn history_comes_along_as_deep_as_asked(bench: &Bench) {
-    bench.create("deep");
-    assert_eq!(bench.says("deep", "git log --format=%s"), "second\nfirst");
-    bench.ok(&["create", "--depth", "1", "shallow"]);
-    assert_eq!(bench.says("shallow", "git log --format=%s"), "second");
-    bench.says(
+fn history_comes_along_as_deep_as_asked(fixture: &SandboxFixture) {
+    fixture.create("deep");
+    assert_eq!(
+        fixture.stdout_of("deep", "git log --format=%s"),
+        "second\nfirst"
+    );
+    fixture.ok(&["create", "--depth", "1", "shallow"]);
+    assert_eq!(
+        fixture.stdout_of("shallow", "git log --format=%s"),
+        "second"
+    );
+    fixture.stdout_of(
         "shallow",
         "echo hi > new.txt; git add -A; git commit -q -m third",
     );
-    bench.ok(&["merge", "shallow"]);
+    fixture.ok(&["merge", "shallow"]);
     assert_eq!(
-        bench.repo.git(&["log", "--format=%s"]),
+        fixture.repo.git(&["log", "--format=%s"]),
         "third\nsecond\nfirst"
     );
 }
 
-fn a_subdirectory_is_in_its_repository(bench: &Bench) {
-    let below = bench.repo.path("src");
+fn a_subdirectory_is_in_its_repository(fixture: &SandboxFixture) {
+    let below = fixture.repo.path("src");
     let run = |args: &[&str]| {
-        let output = bench.palisade_in(&below, args).output().unwrap();
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        let output = fixture.palisade_in(&below, args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     };
     let inside = run(&[
         "run",
@@ -245,60 +261,61 @@ fn a_subdirectory_is_in_its_repository(bench: &Bench) {
     assert_eq!(inside, "hello\n");
     assert!(run(&["diff", "--stat", "fix"]).contains("A new.txt"));
     run(&["merge", "fix"]);
-    assert_eq!(bench.repo.read("new.txt"), "hi\n");
+    assert_eq!(fixture.repo.read("new.txt"), "hi\n");
 }
 
-fn a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too(bench: &Bench) {
-    bench.repo.git(&["branch", "palisade/keep"]);
-    let before = bench.repo.git(&["rev-parse", "palisade/keep"]);
-    let linked = bench.place.path().join("linked");
-    bench.repo.linked(&linked, "beside");
-    let output = bench
+fn a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too(fixture: &SandboxFixture) {
+    fixture.repo.git(&["branch", "palisade/keep"]);
+    let before = fixture.repo.git(&["rev-parse", "palisade/keep"]);
+    let linked = fixture.gate_dir.path().join("linked");
+    fixture.repo.linked(&linked, "beside");
+    let output = fixture
         .palisade_in(&linked, &["create", "keep"])
         .output()
         .unwrap();
-    assert_eq!(output.status.code(), Some(4), "{}", told(&output));
-    assert_eq!(bench.repo.git(&["rev-parse", "palisade/keep"]), before);
-    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    assert_eq!(output.status.code(), Some(4), "{}", describe(&output));
+    assert_eq!(fixture.repo.git(&["rev-parse", "palisade/keep"]), before);
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
 }
 
-fn a_client_that_leaves_does_not_stop_what_it_asked_for(bench: &Bench) {
-    bench
-        .place
+fn a_client_that_leaves_does_not_stop_what_it_asked_for(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
-    bench.ok(&["gate", "start"]);
-    let mut client = bench.palisade(&["create", "slow"]).spawn().unwrap();
+    fixture.ok(&["gate", "start"]);
+    let mut client = fixture.palisade(&["create", "slow"]).spawn().unwrap();
     wait::until("the sandbox's row", || {
-        let rows = std::fs::read_dir(bench.place.state().join("rows"));
+        let rows = std::fs::read_dir(fixture.gate_dir.state().join("rows"));
         rows.ok()?.flatten().next()
     });
     client.kill().unwrap();
     client.wait().unwrap();
     wait::until("the sandbox", || {
-        said::out(&bench.run(&["list"]))
+        output::stdout(&fixture.run(&["list"]))
             .contains("slow")
             .then_some(())
     });
-    bench.ok(&["delete", "-f", "slow"]);
+    fixture.ok(&["delete", "-f", "slow"]);
 }
 
-fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
-    bench.create("well");
+fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(fixture: &SandboxFixture) {
+    fixture.create("well");
     let silent = ["one", "two", "three", "four"].map(|name| {
-        let init = Pid::from_raw(bench.init(&bench.create(name)));
+        let init = Pid::from_raw(fixture.init(&fixture.create(name)));
         kill(init, Signal::SIGSTOP).unwrap();
         init
     });
-    // A silent one is given five seconds: who waits for it takes longer every time, and a busy
-    // machine only now and then.
-    wait::until("a command that nobody held up", || {
+    // A silent sandbox has five seconds: a command that waits for it is slow every time, and one on
+    // a
+    // busy machine only sometimes.
+    wait::until("a command that was not delayed", || {
         let started = Instant::now();
-        assert_eq!(bench.says("well", "echo well"), "well");
+        assert_eq!(fixture.stdout_of("well", "echo well"), "well");
         (started.elapsed() < Duration::from_secs(5)).then_some(())
     });
-    // One after the other, the four would take twenty.
+    // In sequence, the four would take twenty seconds.
     let started = Instant::now();
-    let list = bench.json(&["list"]);
+    let list = fixture.json(&["list"]);
     assert!(started.elapsed() < Duration::from_secs(20), "{started:?}");
     let of = |status: &str| {
         let rows = list.as_array().unwrap().iter();
@@ -310,74 +327,82 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(bench: &Bench) {
     }
 }
 
-fn who_takes_too_much_disk_is_ended_and_told_why(bench: &Bench) {
-    bench
-        .place
+fn who_takes_too_much_disk_is_ended_and_told_why(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
-    // A file that nobody can see, and that goes with whoever has it: when it is told, the
-    // sandbox may run again.
+    // An unlinked file that ends with its process: after the refusal the sandbox
+    // may run again.
     let hoard = "exec 9> /tmp/x; rm /tmp/x; while head -c 1M /dev/zero >&9; do :; done; sleep 100";
-    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", hoard]);
-    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
+    let output = fixture.run(&["run", "--name", "fix", "--", "bash", "-c", hoard]);
+    assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
     let why = "the sandbox was stopped: disk limit: the sandbox holds";
-    assert!(said::err(&output).contains(why), "{}", told(&output));
+    assert!(
+        output::stderr(&output).contains(why),
+        "{}",
+        describe(&output)
+    );
     wait::until("room", || {
-        bench
+        fixture
             .bash("fix", "echo well")
             .status
             .success()
             .then_some(())
     });
-    let output = bench.bash("fix", hoard);
-    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
-    assert!(said::err(&output).contains(why), "{}", told(&output));
+    let output = fixture.bash("fix", hoard);
+    assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
+    assert!(
+        output::stderr(&output).contains(why),
+        "{}",
+        describe(&output)
+    );
 }
 
 // Issue 14, number 13.
-fn work_of_a_sandbox_over_its_disk_limit_comes_home(bench: &Bench) {
-    bench
-        .place
+fn work_of_a_sandbox_over_its_disk_limit_comes_home(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
     let line = "echo done > work.txt; head -c 64M /dev/urandom > /tmp/big; sleep 1000";
-    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", line]);
-    assert_eq!(output.status.code(), Some(137), "{}", told(&output));
-    let summary = said::err(&output);
+    let output = fixture.run(&["run", "--name", "fix", "--", "bash", "-c", line]);
+    assert_eq!(output.status.code(), Some(137), "{}", describe(&output));
+    let summary = output::stderr(&output);
     assert!(!summary.contains("snapshot failed"), "{summary}");
-    let at = |name: &str| bench.place.path().join(name);
+    let at = |name: &str| fixture.gate_dir.path().join(name);
     let text = |name: &str| at(name).to_str().unwrap().to_owned();
-    // What runs or writes inside is refused, with the reason.
+    // Commands and writes inside are refused, with the reason.
     for args in [
         &["exec", "fix", "--", "true"][..],
         &["upload", "fix", "a.txt", "."],
     ] {
-        std::fs::write(bench.repo.dir().join("a.txt"), "more").unwrap();
-        let output = bench.run(args);
-        assert!(!output.status.success(), "{args:?}: {}", told(&output));
+        std::fs::write(fixture.repo.dir().join("a.txt"), "more").unwrap();
+        let output = fixture.run(args);
+        assert!(!output.status.success(), "{args:?}: {}", describe(&output));
         let why = "sandbox 'fix' was stopped: disk limit: the sandbox holds";
         assert!(
-            said::err(&output).contains(why),
+            output::stderr(&output).contains(why),
             "{args:?}: {}",
-            told(&output)
+            describe(&output)
         );
     }
-    // The snapshot at the end of `run` has the work, and another one finds nothing new.
-    assert!(bench.ok(&["log", "fix"]).contains("run: bash"));
-    assert!(bench.ok(&["diff", "fix"]).contains("work.txt"));
-    bench.ok(&["snapshot", "fix"]);
+    // The snapshot at the end of `run` has the work, and another one finds no change.
+    assert!(fixture.ok(&["log", "fix"]).contains("run: bash"));
+    assert!(fixture.ok(&["diff", "fix"]).contains("work.txt"));
+    fixture.ok(&["snapshot", "fix"]);
     for (from, to) in [("work.txt", "home"), ("/tmp/big", "large")] {
-        bench.ok(&["download", "fix", from, &text(to)]);
+        fixture.ok(&["download", "fix", from, &text(to)]);
     }
     assert_eq!(
         std::fs::read_to_string(at("home/work.txt")).unwrap(),
         "done\n"
     );
-    // Longer than the time between two measurements, and not cut short by them.
+    // Longer than the interval between two measurements, and not interrupted by them.
     assert!(std::fs::metadata(at("large/big")).unwrap().len() > 30 << 20);
     // A gate that starts finds its listeners, and deletes it once the work is merged.
-    bench.ok(&["gate", "stop"]);
-    let complaint = said::err(&bench.run(&["delete", "fix"]));
+    fixture.ok(&["gate", "stop"]);
+    let complaint = output::stderr(&fixture.run(&["delete", "fix"]));
     assert!(complaint.contains("unmerged"), "{complaint}");
-    bench.ok(&["merge", "fix"]);
-    bench.ok(&["delete", "fix"]);
-    assert_eq!(bench.json(&["list"]), json!([]));
+    fixture.ok(&["merge", "fix"]);
+    fixture.ok(&["delete", "fix"]);
+    assert_eq!(fixture.json(&["list"]), json!([]));
 }

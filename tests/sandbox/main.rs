@@ -1,6 +1,6 @@
-//! Sandboxes as a user knows them: the built binary, real git, a real terminal.
+//! Sandboxes from the command line: the built binary, real git, a real terminal.
 //!
-//! Every test that can runs twice: as whoever runs the tests, which in CI is root, and as
+//! Most tests run twice: as the user that runs the tests, which in CI is root, and as
 //! an unprivileged user.
 
 #![allow(
@@ -11,34 +11,35 @@
     reason = "a test that cannot go on has failed"
 )]
 
-/// The same for an unprivileged user whose sandboxes have ids of `/etc/subuid`.
-macro_rules! for_a_borrower {
+/// Defines tests for an unprivileged user whose sandboxes have ids of `/etc/subuid`.
+macro_rules! for_subid_user {
     ($($name:ident),+ $(,)?) => {
-        mod with_lent_ids {
+        mod with_subids {
             $(#[test]
             fn $name() {
                 if testkit::require_root("lending ids to a user") {
-                    super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Borrower));
+                    super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::SubidUser));
                 }
             })+
         }
     };
 }
 
-/// Makes tests of functions that take a [`bench::Bench`]: one as oneself, one as nobody.
+/// Defines two tests per function with a [`sandbox_fixture::SandboxFixture`]: as the current user and
+/// as an unprivileged one.
 macro_rules! for_every_operator {
     ($($name:ident),+ $(,)?) => {
-        mod as_oneself {
+        mod as_current_user {
             $(#[test]
             fn $name() {
-                super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Oneself));
+                super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::CurrentUser));
             })+
         }
         mod unprivileged {
             $(#[test]
             fn $name() {
                 if testkit::require_root("being an unprivileged user") {
-                    super::$name(&$crate::bench::Bench::new(testkit::operator::Operator::Nobody));
+                    super::$name(&$crate::sandbox_fixture::SandboxFixture::new(testkit::operator::Operator::Unprivileged));
                 }
             })+
         }
@@ -46,7 +47,6 @@ macro_rules! for_every_operator {
 }
 
 mod agents;
-mod bench;
 mod checkpoints;
 mod cpu;
 mod crash;
@@ -64,6 +64,7 @@ mod progress;
 mod repositories;
 mod repository_file;
 mod reuse;
+mod sandbox_fixture;
 mod scripts;
 mod setup;
 mod terminal;

@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use serde_json::Value;
 use testkit::port::Port;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::bench::{Bench, text, told};
+use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
     a_port_that_is_taken_leaves_no_sandbox,
@@ -17,11 +17,11 @@ for_every_operator!(
     a_port_published_again_leads_to_its_new_place,
 );
 
-/// Answers one connection after the other with a word.
+/// A server that answers each connection with a word.
 const SERVER: &str = "$s = IO::Socket::INET->new(LocalAddr => '127.0.0.1:3000', Listen => 5); \
     while ($c = $s->accept) { print $c 'well'; close $c }";
 
-fn a_port_that_is_taken_leaves_no_sandbox(bench: &Bench) {
+fn a_port_that_is_taken_leaves_no_sandbox(fixture: &SandboxFixture) {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let publish = format!("{port}:3000");
@@ -29,22 +29,22 @@ fn a_port_that_is_taken_leaves_no_sandbox(bench: &Bench) {
         &["create", "fix", "--publish", &publish][..],
         &["run", "--name", "fix", "--publish", &publish, "--", "true"],
     ] {
-        let complaint = bench.fails(4, command);
+        let complaint = fixture.fails(4, command);
         let expected = format!("port {port} is taken");
         assert!(complaint.contains(&expected), "{complaint}");
-        assert_eq!(bench.json(&["list"]), serde_json::json!([]));
-        assert!(bench.repo.sandbox_branches().is_empty());
+        assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
+        assert!(fixture.repo.sandbox_branches().is_empty());
     }
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }
 
-fn a_published_port_leads_inside_from_the_start(bench: &Bench) {
+fn a_published_port_leads_inside_from_the_start(fixture: &SandboxFixture) {
     let port = Port::take();
     let host = port.address();
     let publish = format!("{}:3000", host.port());
-    let created = bench.json(&["create", "fix", "--publish", &publish]);
+    let created = fixture.json(&["create", "fix", "--publish", &publish]);
     assert_eq!(created["published"][0]["host"], host.to_string().as_str());
-    let mut server = bench
+    let mut server = fixture
         .palisade(&[
             "exec",
             "fix",
@@ -64,37 +64,41 @@ fn a_published_port_leads_inside_from_the_start(bench: &Bench) {
         (!heard.is_empty()).then_some(heard)
     });
     assert_eq!(heard, "well");
-    bench.ok(&["delete", "-f", "fix"]);
+    fixture.ok(&["delete", "-f", "fix"]);
     server.wait().unwrap();
-    // And the port is free again for the next one.
-    bench.ok(&["create", "fix", "--publish", &publish]);
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    // The port is free for the next sandbox.
+    fixture.ok(&["create", "fix", "--publish", &publish]);
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn ports_of_a_paused_sandbox_are_told_and_changed(bench: &Bench) {
-    bench.create("fix");
-    bench.ok(&["pause", "fix"]);
-    let shown = bench.run(&["ports", "fix", "--publish", "0:3000"]);
-    assert!(shown.status.success(), "{}", told(&shown));
+fn ports_of_a_paused_sandbox_are_told_and_changed(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    fixture.ok(&["pause", "fix"]);
+    let shown = fixture.run(&["ports", "fix", "--publish", "0:3000"]);
+    assert!(shown.status.success(), "{}", describe(&shown));
     assert!(
-        said::out(&shown).contains("3000  not known"),
+        output::stdout(&shown).contains("3000  not known"),
         "{}",
-        told(&shown)
+        describe(&shown)
     );
-    assert!(said::err(&shown).contains("is paused"), "{}", told(&shown));
-    let ports = bench.json(&["ports", "fix"]);
+    assert!(
+        output::stderr(&shown).contains("is paused"),
+        "{}",
+        describe(&shown)
+    );
+    let ports = fixture.json(&["ports", "fix"]);
     assert_eq!(ports["open"], Value::Null);
     let host = text(&ports["published"][0]["host"]);
-    let back = bench.json(&["ports", "fix", "--unpublish", &host]);
+    let back = fixture.json(&["ports", "fix", "--unpublish", &host]);
     assert_eq!(back["published"], serde_json::json!([]));
-    let none = bench.ok(&["ports", "fix"]);
+    let none = fixture.ok(&["ports", "fix"]);
     assert!(none.contains("nothing is published"), "{none}");
 }
 
-fn a_port_inside_is_shown_with_every_address_that_leads_to_it(bench: &Bench) {
-    bench.create("fix");
-    let shown = bench.ok(&[
+fn a_port_inside_is_shown_with_every_address_that_leads_to_it(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    let shown = fixture.ok(&[
         "ports", "fix", "-p", "0:3000", "-p", "0:3000", "-p", "0:4000",
     ]);
     let rows: Vec<&str> = shown.lines().collect();
@@ -104,7 +108,7 @@ fn a_port_inside_is_shown_with_every_address_that_leads_to_it(bench: &Bench) {
     assert_eq!(of("4000").matches("127.0.0.1:").count(), 1, "{shown}");
 }
 
-/// What a port of this machine says to whoever connects.
+/// The response of a port of this machine.
 fn heard(host: u16) -> Option<String> {
     let mut words = String::new();
     let mut stream = TcpStream::connect(("127.0.0.1", host)).ok()?;
@@ -112,28 +116,28 @@ fn heard(host: u16) -> Option<String> {
     (!words.is_empty()).then_some(words)
 }
 
-fn a_port_published_again_leads_to_its_new_place(bench: &Bench) {
-    bench.create("fix");
+fn a_port_published_again_leads_to_its_new_place(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for (port, word) in [(8001, "one"), (8002, "two")] {
         let server = format!(
             "perl -MIO::Socket::INET -e 'my $l = IO::Socket::INET->new(LocalAddr => \
              \"127.0.0.1:{port}\", Listen => 5) or die; while (my $c = $l->accept) \
              {{ print $c \"{word}\" }}' > /dev/null 2>&1 &"
         );
-        bench.says("fix", &server);
+        fixture.stdout_of("fix", &server);
     }
-    // Any port the first time, and then that very one.
+    // Any free port the first time, and the same one afterwards.
     let mut host = 0;
     for (port, word) in [(8001, "one"), (8002, "two"), (8001, "one")] {
-        bench.ok(&["ports", "fix", "--publish", &format!("{host}:{port}")]);
-        let published = &bench.json(&["ports", "fix"])["published"];
+        fixture.ok(&["ports", "fix", "--publish", &format!("{host}:{port}")]);
+        let published = &fixture.json(&["ports", "fix"])["published"];
         assert_eq!(published.as_array().unwrap().len(), 1, "{published}");
         let at: SocketAddr = text(&published[0]["host"]).parse().unwrap();
         assert!(host == 0 || host == at.port(), "{published}");
         host = at.port();
         assert_eq!(wait::until("an answer", || heard(host)), word);
     }
-    bench.ok(&["ports", "fix", "--unpublish", &host.to_string()]);
+    fixture.ok(&["ports", "fix", "--unpublish", &host.to_string()]);
     wait::until("the end of it", || {
         TcpStream::connect(("127.0.0.1", host))
             .is_err()

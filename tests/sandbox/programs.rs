@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 use testkit::ca::Ca;
-use testkit::origin::{Origin, Reply};
-use testkit::said;
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::output;
 
-use crate::bench::{Bench, text, told};
+use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
     a_rule_for_one_program_is_for_no_other,
@@ -14,11 +14,11 @@ for_every_operator!(
     what_is_passed_on_unread_is_for_its_program_alone,
 );
 
-/// What programs connect to that know no proxy.
+/// The address for programs without a proxy.
 const ANYWHERE: &str = "192.0.2.1";
 
-/// Asks by hand for a page of the host `$ARGV[0]` and prints what comes back. With more
-/// words these are a program that has the connection as well.
+/// Requests a page of the host `$ARGV[0]` by hand and prints the response. Further
+/// arguments are a program that inherits the connection.
 const PERL: &str = r#"
     use IO::Socket::INET;
     $^F = 255;
@@ -40,31 +40,31 @@ const PERL: &str = r#"
 
 /// A gate with these rules in front of a server, for `allowed.test` and others.
 struct World<'a> {
-    bench: &'a Bench,
-    plain: Origin,
-    secure: Origin,
+    fixture: &'a SandboxFixture,
+    plain: OriginServer,
+    secure: OriginServer,
 }
 
 impl<'a> World<'a> {
-    fn new(bench: &'a Bench, rules: &str) -> Self {
+    fn new(fixture: &'a SandboxFixture, rules: &str) -> Self {
         let ca = Ca::new("roots of a test");
-        ca.write(bench.place.path());
-        bench
-            .place
+        ca.write(fixture.gate_dir.path());
+        fixture
+            .gate_dir
             .operator()
-            .own(&bench.place.path().join("root.pem"));
-        let plain = Origin::http(|_| Reply::text("welcome"));
+            .chown(&fixture.gate_dir.path().join("root.pem"));
+        let plain = OriginServer::http(|_| OriginReply::text("welcome"));
         let identity = ca.identity(&["allowed.test", "perl.test"]);
-        let secure = Origin::https(identity, |_| Reply::text("welcome"));
+        let secure = OriginServer::https(identity, |_| OriginReply::text("welcome"));
         let (http, https) = (plain.address(), secure.address());
-        bench.place.write_config(&format!(
+        fixture.gate_dir.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  resolve: {{\
              'allowed.test:80': '{http}', 'allowed.test:443': '{https}', \
              'perl.test:80': '{http}', 'perl.test:443': '{https}'}}\n{rules}"
         ));
-        bench.create("fix");
+        fixture.create("fix");
         Self {
-            bench,
+            fixture,
             plain,
             secure,
         }
@@ -72,19 +72,19 @@ impl<'a> World<'a> {
 
     fn perl(&self, words: &[&str]) -> String {
         let command = [&["exec", "fix", "--", "perl", "-e", PERL][..], words].concat();
-        let output = self.bench.run(&command);
-        assert!(output.status.success(), "{}", told(&output));
-        said::out(&output)
+        let output = self.fixture.run(&command);
+        assert!(output.status.success(), "{}", describe(&output));
+        output::stdout(&output)
     }
 
-    /// What curl is answered, by whatever way it takes.
+    /// The response that curl gets.
     fn curl(&self, words: &str) -> String {
         let to = format!("--connect-to ::{ANYWHERE}:");
-        self.bench
-            .says("fix", &format!("curl -sSk --noproxy '*' {to} {words}"))
+        self.fixture
+            .stdout_of("fix", &format!("curl -sSk --noproxy '*' {to} {words}"))
     }
 
-    /// How many requests got through.
+    /// Number of requests that reached the server.
     fn arrived(&self) -> usize {
         self.plain.requests().len() + self.secure.requests().len()
     }
@@ -96,34 +96,34 @@ fn reason(answer: &str) -> String {
     text(&body["reason"])
 }
 
-fn a_rule_for_one_program_is_for_no_other(bench: &Bench) {
+fn a_rule_for_one_program_is_for_no_other(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [curl]}]\n";
-    let world = World::new(bench, rules);
+    let world = World::new(fixture, rules);
     assert_eq!(world.curl("http://allowed.test/"), "welcome");
     assert_eq!(world.curl("https://allowed.test/"), "welcome");
-    // By the proxy, and in a tunnel there.
+    // Through the proxy, and in a tunnel.
     for url in ["http://allowed.test/", "https://allowed.test/"] {
         let line = format!("curl -sSk -x http://{ANYWHERE}:8080 {url}");
-        assert_eq!(bench.says("fix", &line), "welcome", "{line}");
+        assert_eq!(fixture.stdout_of("fix", &line), "welcome", "{line}");
     }
     assert_eq!(world.arrived(), 4);
 
     let refused = world.perl(&["allowed.test"]);
     assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
     assert_eq!(reason(&refused), "program_denied");
-    // Another name for the same program is another program.
+    // Another path of the same program is another program.
     let line =
         format!("cp $(command -v curl) /tmp/other && /tmp/other -sSk -x http://{ANYWHERE}:8080");
     for url in ["http://allowed.test/", "https://allowed.test/"] {
-        let refused = bench.says("fix", &format!("{line} {url}"));
+        let refused = fixture.stdout_of("fix", &format!("{line} {url}"));
         assert_eq!(reason(&refused), "program_denied", "{url}");
     }
     assert_eq!(world.arrived(), 4);
 }
 
-fn a_connection_that_two_programs_hold_is_neithers(bench: &Bench) {
+fn a_connection_that_two_programs_hold_is_neithers(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: perl.test, programs: [perl]}]\n";
-    let world = World::new(bench, rules);
+    let world = World::new(fixture, rules);
     let welcome = world.perl(&["perl.test"]);
     assert!(welcome.ends_with("welcome"), "{welcome}");
     let welcome = world.perl(&["perl.test", "perl", "-e", "sleep 1000"]);
@@ -133,14 +133,14 @@ fn a_connection_that_two_programs_hold_is_neithers(bench: &Bench) {
     assert_eq!(world.arrived(), 2);
 }
 
-fn a_rule_for_git_is_for_what_git_does_its_work_with(bench: &Bench) {
+fn a_rule_for_git_is_for_what_git_does_its_work_with(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [git]}]\n";
-    let world = World::new(bench, rules);
-    // The server knows nothing of git; that it was asked is enough.
+    let world = World::new(fixture, rules);
+    // The server is no git server; that the request arrives is enough.
     let asks = format!(
         "git -c http.sslVerify=false -c http.proxy=http://{ANYWHERE}:8080 ls-remote https://allowed.test/a.git"
     );
-    bench.bash("fix", &asks);
+    fixture.bash("fix", &asks);
     let asked = world.secure.requests();
     assert_eq!(
         asked
@@ -155,16 +155,16 @@ fn a_rule_for_git_is_for_what_git_does_its_work_with(bench: &Bench) {
     );
 }
 
-fn what_is_passed_on_unread_is_for_its_program_alone(bench: &Bench) {
+fn what_is_passed_on_unread_is_for_its_program_alone(fixture: &SandboxFixture) {
     let rules = "  passthrough: [allowed.test]\n  \
                  domains: [{host: allowed.test, programs: [curl]}]\n";
-    let world = World::new(bench, rules);
+    let world = World::new(fixture, rules);
     assert_eq!(world.curl("https://allowed.test/"), "welcome");
     let other = format!(
         "cp $(command -v curl) /tmp/other && /tmp/other -sSk --noproxy '*' \
          --connect-to ::{ANYWHERE}: https://allowed.test/"
     );
-    let refused = bench.bash("fix", &other);
-    assert!(!refused.status.success(), "{}", told(&refused));
+    let refused = fixture.bash("fix", &other);
+    assert!(!refused.status.success(), "{}", describe(&refused));
     assert_eq!(world.arrived(), 1);
 }

@@ -1,50 +1,50 @@
-//! How far the making of a sandbox is.
+//! Progress of a sandbox's creation.
 
 use serde_json::{Value, json};
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     a_client_that_asks_hears_how_many_files_are_copied,
     somebody_on_a_terminal_sees_what_is_waited_for,
 );
 
-/// Asks for a sandbox in lines, as a script would, and returns them.
-fn lines_of(bench: &Bench, name: &str) -> Vec<Value> {
-    let body = json!({ "name": name, "repository": bench.repo.dir() }).to_string();
-    let output = bench
-        .place
+/// Requests a sandbox with progress lines, as a script would.
+fn lines_of(fixture: &SandboxFixture, name: &str) -> Vec<Value> {
+    let body = json!({ "name": name, "repository": fixture.repo.dir() }).to_string();
+    let output = fixture
+        .gate_dir
         .operator()
         .command("curl")
         .args(["-sS", "-H", "Accept: application/x-ndjson", "-d", &body])
         .arg("--unix-socket")
-        .arg(bench.place.control())
+        .arg(fixture.gate_dir.control())
         .arg("http://localhost/v1/sandboxes")
         .output()
         .unwrap();
-    let answer = told(&output);
+    let answer = describe(&output);
     let read = |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("{answer}"));
-    said::out(&output).lines().map(read).collect()
+    output::stdout(&output).lines().map(read).collect()
 }
 
-fn a_client_that_asks_hears_how_many_files_are_copied(bench: &Bench) {
+fn a_client_that_asks_hears_how_many_files_are_copied(fixture: &SandboxFixture) {
     for number in 0..300 {
-        bench.repo.write(&format!("many/{number}.txt"), "x\n");
+        fixture.repo.write(&format!("many/{number}.txt"), "x\n");
     }
-    bench.repo.commit("many");
-    bench.ok(&["gate", "start"]);
-    let lines = lines_of(bench, "fix");
+    fixture.repo.commit("many");
+    fixture.ok(&["gate", "start"]);
+    let lines = lines_of(fixture, "fix");
     let (last, before) = lines.split_last().unwrap();
     assert_eq!(last["done"]["name"], "fix", "{lines:#?}");
     let end = before.last().unwrap();
     // Every file, in the step that comes last.
-    let files = bench.repo.git(&["ls-files"]).lines().count();
+    let files = fixture.repo.git(&["ls-files"]).lines().count();
     assert!(files > 300);
     let all = json!({ "progress": { "step": "copy", "done": files, "total": files } });
     assert_eq!(*end, all, "{lines:#?}");
     // A refusal is a last line, too.
-    let refused = lines_of(bench, "fix");
+    let refused = lines_of(fixture, "fix");
     let failed = &refused.last().unwrap()["failed"];
     assert_eq!(
         (&failed["status"], &failed["code"]),
@@ -52,28 +52,28 @@ fn a_client_that_asks_hears_how_many_files_are_copied(bench: &Bench) {
     );
 }
 
-fn somebody_on_a_terminal_sees_what_is_waited_for(bench: &Bench) {
-    bench
-        .place
+fn somebody_on_a_terminal_sees_what_is_waited_for(fixture: &SandboxFixture) {
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
-    bench.ok(&["gate", "start"]);
-    let mut terminal = bench.on_terminal(&["create", "fix"]);
+    fixture.ok(&["gate", "start"]);
+    let mut terminal = fixture.on_terminal(&["create", "fix"]);
     terminal.expect("running the set-up command");
     terminal.expect("Created fix");
     assert!(terminal.wait().success(), "{}", terminal.shown());
-    // A script hears nothing of it, nor does whoever reads a file.
-    let mut terminal = bench.on_terminal(&["create", "quiet", "--json"]);
+    // Scripts and redirected output receive no progress.
+    let mut terminal = fixture.on_terminal(&["create", "quiet", "--json"]);
     assert!(terminal.wait().success(), "{}", terminal.shown());
     assert!(
         !terminal.shown().contains("preparing"),
         "{}",
         terminal.shown()
     );
-    let output = bench.run(&["create", "other"]);
-    assert!(output.status.success(), "{}", told(&output));
+    let output = fixture.run(&["create", "other"]);
+    assert!(output.status.success(), "{}", describe(&output));
     assert!(
-        !said::err(&output).contains("preparing"),
+        !output::stderr(&output).contains("preparing"),
         "{}",
-        told(&output)
+        describe(&output)
     );
 }

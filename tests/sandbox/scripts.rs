@@ -1,9 +1,9 @@
-//! What scripts rely on: JSON on stdout, help that helps.
+//! The interface for scripts: JSON on stdout, and the help texts.
 
 use serde_json::Value;
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     json_has_the_fields_that_are_documented,
@@ -24,7 +24,7 @@ fn assert_fields(value: &Value, fields: &[&str]) {
     }
 }
 
-fn json_has_the_fields_that_are_documented(bench: &Bench) {
+fn json_has_the_fields_that_are_documented(fixture: &SandboxFixture) {
     let sandbox = [
         "id",
         "name",
@@ -38,32 +38,32 @@ fn json_has_the_fields_that_are_documented(bench: &Bench) {
         "created_at",
         "warnings",
     ];
-    let head = bench.repo.git(&["rev-parse", "HEAD"]);
-    let created = bench.json(&["create", "fix"]);
+    let head = fixture.repo.git(&["rev-parse", "HEAD"]);
+    let created = fixture.json(&["create", "fix"]);
     assert_fields(&created, &sandbox);
-    let repository = bench.repo.dir().canonicalize().unwrap();
+    let repository = fixture.repo.dir().canonicalize().unwrap();
     assert_eq!(created["name"], "fix");
     assert_eq!(created["status"], "active");
     assert_eq!(created["branch_name"], "palisade/fix");
     assert_eq!(created["base"], head.as_str());
     assert_eq!(created["repository"], repository.to_str().unwrap());
-    // What a repository's own file adds is looked up for one sandbox, not for a whole list.
+    // The additions of a repository's file are shown for one sandbox, not for a whole list.
     let mut listed = created.clone();
     let notes = listed.as_object_mut().unwrap().remove("notes");
     assert_eq!(notes, Some(serde_json::json!([])));
-    assert_eq!(bench.json(&["list"]), serde_json::json!([listed]));
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([listed]));
 
-    bench.says(
+    fixture.stdout_of(
         "fix",
         "echo hi > new.txt; printf 'x' >> README.md; echo x > .envrc",
     );
-    let snapshot = bench.json(&["snapshot", "fix", "-m", "words"]);
+    let snapshot = fixture.json(&["snapshot", "fix", "-m", "words"]);
     assert_fields(&snapshot, &["tip", "moved", "skipped"]);
     assert_eq!(snapshot["moved"], true);
-    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
+    let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
     assert_eq!(snapshot["tip"], tip.as_str());
 
-    let diff = bench.json(&["diff", "fix"]);
+    let diff = fixture.json(&["diff", "fix"]);
     assert_fields(&diff, &["base", "tip", "files", "steering", "patch", "cut"]);
     assert_eq!(
         (&diff["base"], &diff["tip"]),
@@ -98,7 +98,7 @@ fn json_has_the_fields_that_are_documented(bench: &Bench) {
         [("A", ".envrc"), ("M", "README.md"), ("A", "new.txt")]
     );
 
-    let log = bench.json(&["log", "fix"]);
+    let log = fixture.json(&["log", "fix"]);
     assert_eq!(log.as_array().unwrap().len(), 1, "{log}");
     assert_fields(&log[0], &["commit", "parents", "author", "time", "subject"]);
     assert_eq!(
@@ -106,34 +106,34 @@ fn json_has_the_fields_that_are_documented(bench: &Bench) {
         (&tip.as_str().into(), &"words".into())
     );
 
-    assert_eq!(bench.json(&["pause", "fix"])["status"], "paused");
-    assert_eq!(bench.json(&["resume", "fix"])["status"], "active");
-    let merged = bench.json(&["merge", "--yes", "fix"]);
+    assert_eq!(fixture.json(&["pause", "fix"])["status"], "paused");
+    assert_eq!(fixture.json(&["resume", "fix"])["status"], "active");
+    let merged = fixture.json(&["merge", "--yes", "fix"]);
     assert_fields(&merged, &["commit", "moved", "paths"]);
     assert_eq!(
         (&merged["commit"], &merged["moved"]),
         (&tip.as_str().into(), &true.into())
     );
-    bench.says("fix", "echo more > more.txt");
-    let applied = bench.json(&["apply", "fix"]);
+    fixture.stdout_of("fix", "echo more > more.txt");
+    let applied = fixture.json(&["apply", "fix"]);
     assert_eq!(applied["paths"], serde_json::json!(["more.txt"]));
-    let deleted = bench.json(&["delete", "-f", "fix"]);
+    let deleted = fixture.json(&["delete", "-f", "fix"]);
     assert_fields(&deleted, &["status", "id", "name", "branch_name", "tip"]);
     assert_eq!(
         (&deleted["status"], &deleted["id"]),
         (&"deleted".into(), &created["id"])
     );
-    assert_eq!(bench.json(&["list"]), serde_json::json!([]));
+    assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
 }
 
-fn every_command_has_help(bench: &Bench) {
+fn every_command_has_help(fixture: &SandboxFixture) {
     for command in [
         "run", "create", "list", "shell", "exec", "pause", "resume", "delete", "diff", "log",
         "merge", "apply", "snapshot",
     ] {
-        let output = bench.run(&[command, "--help"]);
-        assert!(output.status.success(), "{}", told(&output));
-        let help = said::out(&output);
+        let output = fixture.run(&[command, "--help"]);
+        assert!(output.status.success(), "{}", describe(&output));
+        let help = output::stdout(&output);
         let first = help.lines().next().unwrap_or_default();
         assert!(
             first.len() > 10 && first.chars().next().is_some_and(char::is_uppercase),
@@ -143,7 +143,7 @@ fn every_command_has_help(bench: &Bench) {
             help.contains(&format!("Usage: palisade {command}")),
             "{help}"
         );
-        let list = bench.ok(&["--help"]);
+        let list = fixture.ok(&["--help"]);
         assert!(
             list.lines()
                 .any(|line| line.trim_start().starts_with(command)),
@@ -152,19 +152,19 @@ fn every_command_has_help(bench: &Bench) {
     }
 }
 
-fn run_prints_one_object_and_nothing_else(bench: &Bench) {
+fn run_prints_one_object_and_nothing_else(fixture: &SandboxFixture) {
     let line = "echo out; echo err >&2; echo hi > new.txt; echo more >> README.md; exit 3";
     let run = |args: &[&str]| {
-        let output = bench.run(&[&["run", "--json"], args].concat());
+        let output = fixture.run(&[&["run", "--json"], args].concat());
         let value: Value = serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|error| panic!("{error}: {}", told(&output)));
+            .unwrap_or_else(|error| panic!("{error}: {}", describe(&output)));
         (output, value)
     };
     let (output, value) = run(&["--name", "fix", "--", "bash", "-c", line]);
-    assert_eq!(output.status.code(), Some(3), "{}", told(&output));
-    let talk = said::err(&output);
+    assert_eq!(output.status.code(), Some(3), "{}", describe(&output));
+    let talk = output::stderr(&output);
     assert!(talk.contains("out\n") && talk.contains("err\n"), "{talk}");
-    let tip = bench.repo.git(&["rev-parse", "palisade/fix"]);
+    let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
     for (field, expected) in [
         ("name", "fix".into()),
         ("branch_name", "palisade/fix".into()),
@@ -184,13 +184,13 @@ fn run_prints_one_object_and_nothing_else(bench: &Bench) {
         { "kind": "M", "path": "README.md" }, { "kind": "A", "path": "new.txt" },
     ]);
     assert_eq!(value["files"], files);
-    // What is refused is in it, and so is a command that cannot be run.
+    // The result includes refusals, and a command that cannot be run.
     let reach = "exec 3<>/dev/tcp/192.0.2.7/443; printf '\\n\\n' >&3; head -c1 <&3; true";
     let (_, value) = run(&["--name", "fix", "--", "bash", "-c", reach]);
     assert_eq!(value["created"], false);
     assert_eq!(value["refused"][0]["host"], "192.0.2.7", "{value}");
     let (output, value) = run(&["--rm", "--no-repo", "--", "no-such-program"]);
-    assert!(!output.status.success(), "{}", told(&output));
+    assert!(!output.status.success(), "{}", describe(&output));
     assert_eq!(value["exit_code"], Value::Null);
     assert_eq!(value["kept"], false);
     assert!(
@@ -199,40 +199,40 @@ fn run_prints_one_object_and_nothing_else(bench: &Bench) {
     );
 }
 
-fn refusals_have_the_exit_codes_of_the_table(bench: &Bench) {
-    bench.create("fix");
-    bench.says("fix", "echo hi > new.txt; mkdir sub; echo x > sub/file");
-    let to = bench.place.path().join("out");
+fn refusals_have_the_exit_codes_of_the_table(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    fixture.stdout_of("fix", "echo hi > new.txt; mkdir sub; echo x > sub/file");
+    let to = fixture.gate_dir.path().join("out");
     std::fs::create_dir(&to).unwrap();
-    bench.place.operator().own(&to);
+    fixture.gate_dir.operator().chown(&to);
     let to = to.to_str().unwrap();
-    bench.fails(4, &["delete", "fix"]);
-    bench.fails(3, &["download", "fix", "no-such-file", to]);
-    bench.ok(&["download", "fix", "new.txt", to]);
-    let complaint = bench.fails(4, &["download", "fix", "new.txt", to]);
+    fixture.fails(4, &["delete", "fix"]);
+    fixture.fails(3, &["download", "fix", "no-such-file", to]);
+    fixture.ok(&["download", "fix", "new.txt", to]);
+    let complaint = fixture.fails(4, &["download", "fix", "new.txt", to]);
     assert!(complaint.contains("already exists"), "{complaint}");
-    bench.fails(3, &["upload", "fix", "no-such-file"]);
-    bench.ok(&["pause", "fix"]);
-    bench.fails(4, &["delete", "fix"]);
+    fixture.fails(3, &["upload", "fix", "no-such-file"]);
+    fixture.ok(&["pause", "fix"]);
+    fixture.fails(4, &["delete", "fix"]);
     for command in [
         &["exec", "fix", "--", "true"][..],
         &["shell", "fix", "-c", "true"],
         &["download", "fix", "new.txt"],
         &["upload", "fix", "README.md"],
     ] {
-        let complaint = bench.fails(4, command);
+        let complaint = fixture.fails(4, command);
         assert!(complaint.contains("resume it first"), "{complaint}");
     }
-    bench.fails(6, &["create", "other", "--backend", "docker"]);
-    let table = bench.ok(&["--help"]);
+    fixture.fails(6, &["create", "other", "--backend", "docker"]);
+    let table = fixture.ok(&["--help"]);
     assert!(
         table.contains("4 exists\nalready, or its state forbids it"),
         "{table}"
     );
 }
 
-fn the_example_in_each_commands_help_works(bench: &Bench) {
-    // In an order in which each finds what it is about.
+fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
+    // In an order in which each command finds its objects.
     for command in [
         "create",
         "list",
@@ -254,28 +254,28 @@ fn the_example_in_each_commands_help_works(bench: &Bench) {
         "checkout",
         "delete",
     ] {
-        let help = bench.ok(&[command, "--help"]);
+        let help = fixture.ok(&[command, "--help"]);
         let example = help.lines().skip_while(|line| *line != "Example:").nth(1);
         let example = example.unwrap_or_else(|| panic!("{command}: {help}"));
-        // The words after it are for people.
+        // The text after the command is a comment.
         let (words, _) = example.trim().split_once("   ").unwrap();
         let words: Vec<&str> = words.split(' ').collect();
         assert_eq!(words[..2], ["palisade", command]);
         if command == "merge" {
-            // What apply has brought is in the way.
-            bench.repo.git(&["stash", "-u"]);
+            // The applied changes are in the way.
+            fixture.repo.git(&["stash", "-u"]);
         }
         if command == "delete" {
-            bench.repo.git(&["checkout", "-q", "main"]);
+            fixture.repo.git(&["checkout", "-q", "main"]);
         }
-        bench.ok(&words[1..]);
+        fixture.ok(&words[1..]);
     }
-    let left = bench.json(&["list"]);
+    let left = fixture.json(&["list"]);
     assert_eq!(left.as_array().unwrap().len(), 1, "the fork: {left}");
 }
 
-fn what_cannot_be_run_is_said_with_where_it_must_be(bench: &Bench) {
-    bench.create("fix");
+fn what_cannot_be_run_is_said_with_where_it_must_be(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for (command, named) in [
         (&["exec", "fix", "--", "no-such"][..], "sandbox's PATH"),
         (
@@ -287,7 +287,7 @@ fn what_cannot_be_run_is_said_with_where_it_must_be(bench: &Bench) {
             "--workdir",
         ),
     ] {
-        let complaint = bench.fails(1, command);
+        let complaint = fixture.fails(1, command);
         let failed = format!("{} failed: ", command[0]);
         assert!(complaint.contains(&failed), "{complaint}");
         assert!(complaint.contains(named), "{complaint}");

@@ -1,10 +1,10 @@
-//! The set-up command of a new sandbox: from which of its three sources, and what is left of a
-//! sandbox whose set-up fails.
+//! The set-up command of a new sandbox: its three sources, and the clean-up after a
+//! failed set-up.
 
 use serde_json::json;
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     seed_004_setup_command_runs_once_in_the_filled_workspace,
@@ -12,38 +12,44 @@ for_every_operator!(
     seed_004_setup_command_that_times_out_leaves_no_sandbox,
 );
 
-/// Writes on both outputs, commits in the workspace, and fails.
+/// Writes to both outputs, commits in the workspace, and fails.
 const FAILING: &str = "echo first; echo broken >&2; git commit -q --allow-empty -m x; exit 1";
 
 /// The operator's configuration with these keys of `sandbox`.
-fn configure(bench: &Bench, keys: &str) {
+fn configure(fixture: &SandboxFixture, keys: &str) {
     let text = format!("version: \"1.0\"\nsandbox:\n{keys}");
-    bench.place.write_config(&text);
+    fixture.gate_dir.write_config(&text);
 }
 
-/// No sandbox, branch or registration is there, and the name is free.
-fn assert_undone(bench: &Bench) {
-    assert_eq!(bench.json(&["list"]), json!([]));
-    assert_eq!(bench.json(&["registry", "list"]), json!([]));
-    assert_eq!(bench.repo.sandbox_branches(), [""; 0]);
+/// Asserts that no sandbox, branch or registration exists, and that the name is free.
+fn assert_undone(fixture: &SandboxFixture) {
+    assert_eq!(fixture.json(&["list"]), json!([]));
+    assert_eq!(fixture.json(&["registry", "list"]), json!([]));
+    assert_eq!(fixture.repo.sandbox_branches(), [""; 0]);
 }
 
-fn seed_004_setup_command_runs_once_in_the_filled_workspace(bench: &Bench) {
+fn seed_004_setup_command_runs_once_in_the_filled_workspace(fixture: &SandboxFixture) {
     let line = "cat README.md >> ~/seen; pwd >> ~/seen";
-    configure(bench, &format!("  setup_command: \"{line}\"\n"));
-    bench.create("line");
-    bench.ok(&["pause", "line"]);
-    bench.ok(&["resume", "line"]);
-    assert_eq!(bench.says("line", "cat ~/seen"), "hello\n/workspace");
+    configure(fixture, &format!("  setup_command: \"{line}\"\n"));
+    fixture.create("line");
+    fixture.ok(&["pause", "line"]);
+    fixture.ok(&["resume", "line"]);
+    assert_eq!(fixture.stdout_of("line", "cat ~/seen"), "hello\n/workspace");
     // A list is a program and its arguments, which no shell reads.
-    configure(bench, "  setup_command: [touch, \"$HOME\", a b]\n");
-    bench.ok(&["gate", "restart"]);
-    bench.create("list");
-    assert_eq!(bench.says("list", "ls -d '$HOME' 'a b'"), "$HOME\na b");
-    // The option takes the place of the configured command.
-    bench.ok(&["create", "--setup-command", "echo own > ~/own", "own"]);
-    assert_eq!(bench.says("own", "ls -d '$HOME' || cat ~/own"), "own");
-    let complaint = bench.fails(
+    configure(fixture, "  setup_command: [touch, \"$HOME\", a b]\n");
+    fixture.ok(&["gate", "restart"]);
+    fixture.create("list");
+    assert_eq!(
+        fixture.stdout_of("list", "ls -d '$HOME' 'a b'"),
+        "$HOME\na b"
+    );
+    // The option replaces the configured command.
+    fixture.ok(&["create", "--setup-command", "echo own > ~/own", "own"]);
+    assert_eq!(
+        fixture.stdout_of("own", "ls -d '$HOME' || cat ~/own"),
+        "own"
+    );
+    let complaint = fixture.fails(
         4,
         &[
             "run",
@@ -58,54 +64,54 @@ fn seed_004_setup_command_runs_once_in_the_filled_workspace(bench: &Bench) {
     assert!(complaint.contains("--setup-command"), "{complaint}");
 }
 
-fn seed_004_failed_setup_command_leaves_no_sandbox(bench: &Bench) {
+fn seed_004_failed_setup_command_leaves_no_sandbox(fixture: &SandboxFixture) {
     let refused = |source: &str, args: &[&str]| {
-        let complaint = bench.fails(1, args);
+        let complaint = fixture.fails(1, args);
         let expected = format!(
             "{} failed: {source}: the set-up command exited with code 1; its last output:\n  \
              first\n  broken\nNothing of the sandbox is left.\n",
             args[0]
         );
         assert!(complaint.contains(&expected), "{complaint}");
-        assert_undone(bench);
+        assert_undone(fixture);
     };
     let option = ["create", "--setup-command", FAILING, "fix"];
     refused("--setup-command", &option);
-    configure(bench, &format!("  setup_command: \"{FAILING}\"\n"));
-    bench.ok(&["config", "reload"]);
+    configure(fixture, &format!("  setup_command: \"{FAILING}\"\n"));
+    fixture.ok(&["config", "reload"]);
     refused("sandbox.setup_command", &["create", "fix"]);
     let run = ["run", "--name", "fix", "--", "echo", "it ran"];
     refused("sandbox.setup_command", &run);
     configure(
-        bench,
+        fixture,
         &format!("  setup_command: [bash, -c, \"{FAILING}\"]\n"),
     );
-    bench.ok(&["config", "reload"]);
+    fixture.ok(&["config", "reload"]);
     refused("sandbox.setup_command", &["create", "fix"]);
-    // A trusted file takes the place of the operator's command.
-    configure(bench, "  setup_command: \"true\"\n");
-    bench.ok(&["config", "reload"]);
+    // The command of a trusted file replaces the operator's.
+    configure(fixture, "  setup_command: \"true\"\n");
+    fixture.ok(&["config", "reload"]);
     let file = format!("setup_command: \"{FAILING}\"\n");
-    bench.repo.write(".palisade.yaml", file);
-    bench.ok(&["trust", "--yes"]);
+    fixture.repo.write(".palisade.yaml", file);
+    fixture.ok(&["trust", "--yes"]);
     refused("setup_command of .palisade.yaml", &["create", "fix"]);
     // The name is free.
     let create = ["create", "--setup-command", "true", "fix"];
-    assert_eq!(bench.ok(&create), "Created fix on branch palisade/fix\n");
-    bench.ok(&["delete", "fix"]);
-    bench.assert_nothing_left();
+    assert_eq!(fixture.ok(&create), "Created fix on branch palisade/fix\n");
+    fixture.ok(&["delete", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn seed_004_setup_command_that_times_out_leaves_no_sandbox(bench: &Bench) {
+fn seed_004_setup_command_that_times_out_leaves_no_sandbox(fixture: &SandboxFixture) {
     let reported = |seconds: u32| {
         configure(
-            bench,
+            fixture,
             &format!("  setup_command: \"echo begun; sleep 4000\"\n  setup_timeout: {seconds}s\n"),
         );
-        bench.ok(&["gate", "restart"]);
-        let output = bench.run(&["create", "fix"]);
-        assert_eq!(output.status.code(), Some(124), "{}", told(&output));
-        let complaint = said::err(&output);
+        fixture.ok(&["gate", "restart"]);
+        let output = fixture.run(&["create", "fix"]);
+        assert_eq!(output.status.code(), Some(124), "{}", describe(&output));
+        let complaint = output::stderr(&output);
         let cause = format!("was killed: it did not end within {seconds}s");
         for part in [
             "create failed: sandbox.setup_command: the set-up command",
@@ -114,7 +120,7 @@ fn seed_004_setup_command_that_times_out_leaves_no_sandbox(bench: &Bench) {
         ] {
             assert!(complaint.contains(part), "{complaint}");
         }
-        assert_undone(bench);
+        assert_undone(fixture);
         complaint.contains("its last output:\n  begun\n")
     };
     // On a busy machine a shell may need more than a second for its first line.
@@ -123,5 +129,5 @@ fn seed_004_setup_command_that_times_out_leaves_no_sandbox(bench: &Bench) {
         limits.into_iter().any(reported),
         "the line was not reported"
     );
-    bench.assert_nothing_left();
+    fixture.assert_nothing_left();
 }

@@ -1,11 +1,11 @@
-//! A shell in a sandbox feels like a shell.
+//! Interactive shells in a sandbox behave as on the host.
 
 use std::process::Command;
 
 use testkit::pty::Pty;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     the_size_of_the_window_is_known_inside_and_follows_it,
@@ -22,21 +22,21 @@ for_every_operator!(
     a_sandbox_that_does_not_answer_holds_nobody_up,
 );
 
-for_a_borrower!(a_command_ends_with_the_terminal_it_was_started_from,);
+for_subid_user!(a_command_ends_with_the_terminal_it_was_started_from,);
 
-/// What no key of ours ever spells, so that an echo is not taken for an answer.
+/// A prompt that no typed key contains, so that an echo is not taken for it.
 const PROMPT: &str = "ready> ";
 
 /// A shell at its prompt.
-fn shell(bench: &Bench) -> Pty {
-    let mut terminal = bench.on_terminal(&["run", "--name", "fix", "--", "bash", "--norc"]);
+fn shell(fixture: &SandboxFixture) -> Pty {
+    let mut terminal = fixture.on_terminal(&["run", "--name", "fix", "--", "bash", "--norc"]);
     terminal.expect("$ ");
     terminal.send("PS1='rea''dy> '\r");
     terminal.expect(PROMPT);
     terminal
 }
 
-/// Leaves the shell; the terminal must be as it was.
+/// Leaves the shell; the terminal settings must be restored.
 fn leave(mut terminal: Pty) {
     terminal.send("exit 0\r");
     let status = terminal.wait();
@@ -44,8 +44,8 @@ fn leave(mut terminal: Pty) {
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn the_size_of_the_window_is_known_inside_and_follows_it(bench: &Bench) {
-    let mut terminal = shell(bench);
+fn the_size_of_the_window_is_known_inside_and_follows_it(fixture: &SandboxFixture) {
+    let mut terminal = shell(fixture);
     terminal.send("stty size\r");
     terminal.expect("24 80");
     terminal.expect(PROMPT);
@@ -59,8 +59,8 @@ fn the_size_of_the_window_is_known_inside_and_follows_it(bench: &Bench) {
     leave(terminal);
 }
 
-fn ctrl_c_interrupts_and_ctrl_z_stops(bench: &Bench) {
-    let mut terminal = shell(bench);
+fn ctrl_c_interrupts_and_ctrl_z_stops(fixture: &SandboxFixture) {
+    let mut terminal = shell(fixture);
     terminal.send("sh -c 'echo beg\"\"un; exec sleep 10000'\r");
     terminal.expect("begun");
     terminal.send("\x03");
@@ -81,10 +81,10 @@ fn ctrl_c_interrupts_and_ctrl_z_stops(bench: &Bench) {
     leave(terminal);
 }
 
-fn a_pager_works(bench: &Bench) {
-    let mut terminal = shell(bench);
+fn a_pager_works(fixture: &SandboxFixture) {
+    let mut terminal = shell(fixture);
     terminal.send("seq 1 5000 > /tmp/numbers; less /tmp/numbers\r");
-    // The other screen, and the first page of 23 lines on it.
+    // The alternate screen, with the first page of 23 lines.
     terminal.expect("\x1b[?1049h");
     terminal.expect("23");
     terminal.send("G");
@@ -96,8 +96,8 @@ fn a_pager_works(bench: &Bench) {
     leave(terminal);
 }
 
-fn an_editor_works(bench: &Bench) {
-    let mut terminal = shell(bench);
+fn an_editor_works(fixture: &SandboxFixture) {
+    let mut terminal = shell(fixture);
     terminal.send("vi written.txt\r");
     terminal.expect("\x1b[?1049h");
     terminal.expect("written.txt");
@@ -107,11 +107,11 @@ fn an_editor_works(bench: &Bench) {
     terminal.send("cat written.txt | tr a-z A-Z\r");
     terminal.expect("HELLO FROM WITHIN");
     leave(terminal);
-    assert!(bench.ok(&["diff", "fix"]).contains("+hello from within"));
+    assert!(fixture.ok(&["diff", "fix"]).contains("+hello from within"));
 }
 
-fn top_draws(bench: &Bench) {
-    let mut terminal = shell(bench);
+fn top_draws(fixture: &SandboxFixture) {
+    let mut terminal = shell(fixture);
     terminal.send("top\r");
     terminal.expect("load average");
     terminal.expect("COMMAND");
@@ -121,29 +121,29 @@ fn top_draws(bench: &Bench) {
     leave(terminal);
 }
 
-fn the_terminal_is_as_before_whatever_the_end(bench: &Bench) {
-    // A program that leaves its terminal a mess, and one that is killed over it.
+fn the_terminal_is_as_before_whatever_the_end(fixture: &SandboxFixture) {
+    // A program that leaves the terminal in raw mode, and one that is killed in it.
     for (line, code) in [
         ("stty raw -echo; exit 3", 3),
         ("stty raw; kill -KILL $$", 137),
     ] {
-        let mut terminal = bench.on_terminal(&["run", "--name", "fix", "--", "bash", "-c", line]);
+        let mut terminal = fixture.on_terminal(&["run", "--name", "fix", "--", "bash", "-c", line]);
         let status = terminal.wait();
         assert_eq!(status.code(), Some(code), "{}", terminal.shown());
         assert_eq!(terminal.settings(), terminal.settings_at_first(), "{line}");
     }
-    // The sandbox is taken away under the shell.
-    let mut terminal = shell(bench);
-    bench.ok(&["delete", "--force", "fix"]);
+    // The sandbox is deleted while the shell runs.
+    let mut terminal = shell(fixture);
+    fixture.ok(&["delete", "--force", "fix"]);
     let status = terminal.wait();
     assert!(!status.success(), "{}", terminal.shown());
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn a_file_given_as_input_cannot_be_written_from_inside(bench: &Bench) {
-    let path = bench.place.path().join("given.txt");
+fn a_file_given_as_input_cannot_be_written_from_inside(fixture: &SandboxFixture) {
+    let path = fixture.gate_dir.path().join("given.txt");
     std::fs::write(&path, "one\n").unwrap();
-    bench.place.operator().own(&path);
+    fixture.gate_dir.operator().chown(&path);
     // Open for writing as well, as a terminal is.
     let given = std::fs::File::options()
         .read(true)
@@ -151,22 +151,22 @@ fn a_file_given_as_input_cannot_be_written_from_inside(bench: &Bench) {
         .open(&path)
         .unwrap();
     let line = "cat; echo x >> /proc/self/fd/0; echo y > /proc/self/fd/0; echo z >&0";
-    let output = bench
+    let output = fixture
         .palisade(&["run", "--name", "fix", "--", "bash", "-c", line])
         .stdin(given)
         .output()
         .unwrap();
-    assert_eq!(said::out(&output), "one\n", "{}", told(&output));
+    assert_eq!(output::stdout(&output), "one\n", "{}", describe(&output));
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\n");
 }
 
-fn input_is_passed_on_to_its_end(bench: &Bench) {
-    // More than any pipe holds, to a reader that takes its time to begin.
-    let path = bench.place.path().join("much");
+fn input_is_passed_on_to_its_end(fixture: &SandboxFixture) {
+    // More than any pipe holds, to a reader that starts late.
+    let path = fixture.gate_dir.path().join("much");
     let much: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     std::fs::write(&path, &much).unwrap();
-    bench.place.operator().own(&path);
-    let output = bench
+    fixture.gate_dir.operator().chown(&path);
+    let output = fixture
         .palisade(&[
             "run",
             "--name",
@@ -186,15 +186,15 @@ fn input_is_passed_on_to_its_end(bench: &Bench) {
         output.stdout.len()
     );
     assert!(
-        said::err(&output).contains("\nover\n"),
+        output::stderr(&output).contains("\nover\n"),
         "{}",
-        said::err(&output)
+        output::stderr(&output)
     );
 }
 
-fn three_interrupts_end_what_ignores_them(bench: &Bench) {
-    bench.create("fix");
-    let mut terminal = bench.on_terminal(&[
+fn three_interrupts_end_what_ignores_them(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    let mut terminal = fixture.on_terminal(&[
         "exec",
         "-T",
         "fix",
@@ -214,9 +214,9 @@ fn three_interrupts_end_what_ignores_them(bench: &Bench) {
     assert_eq!(status.code(), Some(137), "{}", terminal.shown());
 }
 
-fn a_shell_opens_and_its_last_code_is_passed_on(bench: &Bench) {
-    bench.create("fix");
-    let mut terminal = bench.on_terminal(&["shell", "fix"]);
+fn a_shell_opens_and_its_last_code_is_passed_on(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    let mut terminal = fixture.on_terminal(&["shell", "fix"]);
     terminal.expect("$ ");
     terminal.send("pwd; id -un; (exit 5)\r");
     terminal.expect("/workspace");
@@ -229,15 +229,15 @@ fn a_shell_opens_and_its_last_code_is_passed_on(bench: &Bench) {
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn a_command_ends_with_the_terminal_it_was_started_from(bench: &Bench) {
-    bench.create("fix");
+fn a_command_ends_with_the_terminal_it_was_started_from(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let line = "while :; do sleep 0.1; done";
     let runs = || {
-        let words = bench.says("fix", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
+        let words = fixture.stdout_of("fix", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
         words.contains(line)
     };
     for signal in ["HUP", "TERM", "KILL"] {
-        let mut terminal = bench.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
+        let mut terminal = fixture.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
         wait::until("the command", || runs().then_some(()));
         let pid = terminal.pid().to_string();
         let kill = Command::new("kill").args(["-s", signal, &pid]).status();
@@ -249,9 +249,9 @@ fn a_command_ends_with_the_terminal_it_was_started_from(bench: &Bench) {
     }
 }
 
-fn a_sandbox_that_does_not_answer_holds_nobody_up(bench: &Bench) {
-    let id = bench.create("fix");
-    let init = bench.init(&id).to_string();
+fn a_sandbox_that_does_not_answer_holds_nobody_up(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
+    let init = fixture.init(&id).to_string();
     let kill = |signal: &str, pid: &str| {
         let status = Command::new("kill").args(["-s", signal, pid]).status();
         assert!(status.unwrap().success());
@@ -263,12 +263,12 @@ fn a_sandbox_that_does_not_answer_holds_nobody_up(bench: &Bench) {
             _ => &["exec", "fix", "--"],
         };
         for stop in ["init", "sandbox"] {
-            let mut terminal = bench.on_terminal(&[words, &["bash", "-c", line]].concat());
+            let mut terminal = fixture.on_terminal(&[words, &["bash", "-c", line]].concat());
             terminal.expect("begun");
             if stop == "init" {
                 kill("STOP", &init);
             } else {
-                bench.ok(&["pause", "fix"]);
+                fixture.ok(&["pause", "fix"]);
             }
             kill(signal, &terminal.pid().to_string());
             let status = terminal.wait();
@@ -278,14 +278,14 @@ fn a_sandbox_that_does_not_answer_holds_nobody_up(bench: &Bench) {
             if stop == "init" {
                 kill("CONT", &init);
             } else {
-                bench.ok(&["resume", "fix"]);
+                fixture.ok(&["resume", "fix"]);
             }
         }
     }
-    // A command that takes a signal its own way, and an init that is there, are left alone.
+    // A command that handles the signal, and a live init, are left alone.
     let line =
         "trap 'echo he''ard; sleep 3; exit 7' TERM; echo beg''un; while :; do sleep 0.1; done";
-    let mut terminal = bench.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
+    let mut terminal = fixture.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
     terminal.expect("begun");
     kill("TERM", &terminal.pid().to_string());
     terminal.expect("heard");

@@ -1,9 +1,9 @@
 //! The coding tools inside a sandbox, called from outside.
 
 use serde_json::{Value, json};
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     every_tool_works_inside_as_the_agent,
@@ -13,70 +13,77 @@ for_every_operator!(
     a_sandbox_that_stands_still_answers_no_tool,
 );
 
-for_a_borrower!(every_tool_works_inside_as_the_agent);
+for_subid_user!(every_tool_works_inside_as_the_agent);
 
-fn tool(bench: &Bench, tool: &str, request: &Value) -> Value {
-    let printed = bench.ok(&["tool", "fix", tool, &request.to_string()]);
+fn tool(fixture: &SandboxFixture, tool: &str, request: &Value) -> Value {
+    let printed = fixture.ok(&["tool", "fix", tool, &request.to_string()]);
     serde_json::from_str(&printed).unwrap()
 }
 
-fn bash(bench: &Bench, command: &str) -> String {
+fn bash(fixture: &SandboxFixture, command: &str) -> String {
     let request = json!({ "command": command }).to_string();
-    bench.ok(&["tool", "fix", "bash", &request])
+    fixture.ok(&["tool", "fix", "bash", &request])
 }
 
-fn every_tool_works_inside_as_the_agent(bench: &Bench) {
-    bench.create("fix");
+fn every_tool_works_inside_as_the_agent(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let written = tool(
-        bench,
+        fixture,
         "write",
         &json!({ "path": "new/a.txt", "content": "one\ntwo\n" }),
     );
     assert_eq!(written["path"], "new/a.txt");
     assert_eq!(
-        bench.says("fix", "cat new/a.txt; stat -c %U new/a.txt; id -un"),
+        fixture.stdout_of("fix", "cat new/a.txt; stat -c %U new/a.txt; id -un"),
         {
-            let name = bench.says("fix", "id -un");
+            let name = fixture.stdout_of("fix", "id -un");
             format!("one\ntwo\n{name}\n{name}")
         }
     );
     let edit = json!({ "path": "new/a.txt", "oldText": "two", "newText": "2" });
-    assert_eq!(tool(bench, "edit", &edit)["diff"], " 1 one\n-2 two\n+2 2");
+    assert_eq!(tool(fixture, "edit", &edit)["diff"], " 1 one\n-2 two\n+2 2");
     let read = tool(
-        bench,
+        fixture,
         "read",
         &json!({ "path": "/workspace/new/a.txt", "offset": 2 }),
     );
     assert_eq!(read["content"], "2\n");
     assert_eq!(
-        tool(bench, "ls", &json!({ "path": "new" }))["output"],
+        tool(fixture, "ls", &json!({ "path": "new" }))["output"],
         "a.txt"
     );
-    let found = tool(bench, "find", &json!({ "pattern": "new/*" }));
+    let found = tool(fixture, "find", &json!({ "pattern": "new/*" }));
     assert_eq!(found["files"], json!(["new/a.txt"]));
-    let found = tool(bench, "grep", &json!({ "pattern": "^one$", "path": "new" }));
+    let found = tool(
+        fixture,
+        "grep",
+        &json!({ "pattern": "^one$", "path": "new" }),
+    );
     assert_eq!(found["content"], "a.txt:1: one");
     // The same user, network, limits and filters as any command.
     let same = "id; pwd; cat /proc/self/status | grep -E '^(Cap|Seccomp:|NoNewPrivs)'";
-    assert_eq!(bash(bench, same).trim_end(), bench.says("fix", same));
+    assert_eq!(
+        bash(fixture, same).trim_end(),
+        fixture.stdout_of("fix", same)
+    );
     let failing = json!({ "command": "echo out; echo err >&2; exit 7" }).to_string();
-    let output = bench.run(&["tool", "fix", "bash", &failing]);
-    assert_eq!(output.status.code(), Some(7), "{}", told(&output));
-    assert_eq!(said::out(&output), "out\n");
-    assert!(said::err(&output).contains("err\n"));
-    let complaint = bench.fails(1, &["tool", "fix", "read", "{\"path\":\"none\"}"]);
+    let output = fixture.run(&["tool", "fix", "bash", &failing]);
+    assert_eq!(output.status.code(), Some(7), "{}", describe(&output));
+    assert_eq!(output::stdout(&output), "out\n");
+    assert!(output::stderr(&output).contains("err\n"));
+    let complaint = fixture.fails(1, &["tool", "fix", "read", "{\"path\":\"none\"}"]);
     assert!(
         complaint.contains("No such file or directory: none"),
         "{complaint}"
     );
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn no_tool_leads_out_of_the_workspace(bench: &Bench) {
-    bench.create("fix");
+fn no_tool_leads_out_of_the_workspace(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let outside = "Invalid path: access outside workspace is not allowed";
-    bench.says(
+    fixture.stdout_of(
         "fix",
         "ln -s /etc etc; ln -s /proc/1/root root; ln -s .. up; ln -s /proc/self/root self; \
          mkfifo pipe",
@@ -98,69 +105,73 @@ fn no_tool_leads_out_of_the_workspace(bench: &Bench) {
             ("ls", json!({ "path": path })),
             ("grep", json!({ "path": path, "pattern": "root" })),
         ] {
-            let complaint = bench.fails(1, &["tool", "fix", tool, &request.to_string()]);
+            let complaint = fixture.fails(1, &["tool", "fix", tool, &request.to_string()]);
             assert!(complaint.contains(outside), "{tool} {path}: {complaint}");
         }
     }
-    let complaint = bench.fails(1, &["tool", "fix", "read", "{\"path\":\"pipe\"}"]);
+    let complaint = fixture.fails(1, &["tool", "fix", "read", "{\"path\":\"pipe\"}"]);
     assert!(
         complaint.contains("Not a regular file: pipe"),
         "{complaint}"
     );
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(bench: &Bench) {
-    bench.create("fix");
+fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let stubborn = "trap '' TERM; setsid sleep 4001 & (setsid sleep 4002 &); sleep 4003; true";
     let request = json!({ "command": stubborn, "timeoutSeconds": 1 }).to_string();
-    bench.fails(124, &["tool", "fix", "bash", &request]);
+    fixture.fails(124, &["tool", "fix", "bash", &request]);
     assert_eq!(
-        bench.says("fix", "pgrep -fx 'sleep 400[123]' || echo none"),
+        fixture.stdout_of("fix", "pgrep -fx 'sleep 400[123]' || echo none"),
         "none"
     );
-    bash(bench, "sleep 4004 >/dev/null 2>&1 &");
+    bash(fixture, "sleep 4004 >/dev/null 2>&1 &");
     wait::until("the sleeper", || {
-        bench
+        fixture
             .bash("fix", "pgrep -fx 'sleep 4004'")
             .status
             .success()
             .then_some(())
     });
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_workbench_that_was_ended_is_started_again(bench: &Bench) {
-    bench.create("fix");
-    // The parent of a command's leash; nobody sees it in a list of processes.
+fn a_workbench_that_was_ended_is_started_again(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    // The parent of a command's process guard; lists of processes do not show it.
     let served = || {
-        bash(bench, "cut -d' ' -f4 /proc/$PPID/stat")
+        bash(fixture, "cut -d' ' -f4 /proc/$PPID/stat")
             .trim_end()
             .to_owned()
     };
     let first = served();
     assert_eq!(served(), first, "one for all calls");
-    bench.says("fix", &format!("kill -9 {first}"));
+    fixture.stdout_of("fix", &format!("kill -9 {first}"));
     let second = served();
     assert_ne!(second, first);
-    // It outlives the gate, as the sandbox does.
-    bench.ok(&["gate", "restart"]);
+    // The workbench outlives the gate, as the sandbox does.
+    fixture.ok(&["gate", "restart"]);
     assert_eq!(served(), second);
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }
 
-fn a_sandbox_that_stands_still_answers_no_tool(bench: &Bench) {
-    bench.create("fix");
-    assert_eq!(bash(bench, "echo on"), "on\n");
-    bench.ok(&["pause", "fix"]);
-    let output = bench.run(&["tool", "fix", "ls"]);
+fn a_sandbox_that_stands_still_answers_no_tool(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    assert_eq!(bash(fixture, "echo on"), "on\n");
+    fixture.ok(&["pause", "fix"]);
+    let output = fixture.run(&["tool", "fix", "ls"]);
     assert!(!output.status.success());
-    assert!(said::err(&output).contains("paused"), "{}", told(&output));
-    bench.ok(&["resume", "fix"]);
-    assert_eq!(bash(bench, "echo on"), "on\n");
-    bench.ok(&["delete", "-f", "fix"]);
-    bench.assert_nothing_left();
+    assert!(
+        output::stderr(&output).contains("paused"),
+        "{}",
+        describe(&output)
+    );
+    fixture.ok(&["resume", "fix"]);
+    assert_eq!(bash(fixture, "echo on"), "on\n");
+    fixture.ok(&["delete", "-f", "fix"]);
+    fixture.assert_nothing_left();
 }

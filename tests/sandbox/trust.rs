@@ -1,4 +1,4 @@
-//! What programs inside trust and know from the start: the gate's certificate, and its proxy.
+//! Trust and proxy settings of programs in a sandbox: the gate's certificate, and its proxy.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -7,10 +7,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use testkit::ca::Ca;
 use testkit::operator::Operator;
-use testkit::origin::{Origin, Reply};
-use testkit::{said, wait};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::{output, wait};
 
-use crate::bench::Bench;
+use crate::sandbox_fixture::SandboxFixture;
 
 for_every_operator!(
     programs_trust_the_gate_with_and_without_its_proxy,
@@ -28,7 +28,7 @@ for_every_operator!(
 mod lent {
     use super::*;
 
-    for_a_borrower!(
+    for_subid_user!(
         programs_trust_the_gate_with_and_without_its_proxy,
         a_refusal_is_read_and_no_error_of_tls,
         a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
@@ -42,9 +42,9 @@ mod lent {
 mod needs_root {
     use super::*;
 
-    fn as_root(test: fn(&Bench)) {
+    fn as_root(test: fn(&SandboxFixture)) {
         if testkit::require_root("ids of a sandbox's own") {
-            test(&Bench::new(Operator::Oneself));
+            test(&SandboxFixture::new(Operator::CurrentUser));
         }
     }
 
@@ -59,19 +59,19 @@ mod needs_root {
     }
 }
 
-/// A host of the internet that may be reached, `allowed.test`.
-fn internet(bench: &Bench, more: &str) -> Origin {
+/// A host of the internet that is allowed, `allowed.test`.
+fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
     let ca = Ca::new("the internet");
-    let origin = Origin::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
-        "/hello" => Reply::text("hello"),
+    let origin = OriginServer::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
+        "/hello" => OriginReply::text("hello"),
         "/project.git/info/refs" => {
-            Reply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
+            OriginReply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
         }
-        "/project.git/HEAD" => Reply::text("ref: refs/heads/main\n"),
-        _ => Reply::status(404),
+        "/project.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
+        _ => OriginReply::status(404),
     });
-    let root = ca.write(bench.place.path());
-    bench.place.write_config(&format!(
+    let root = ca.write(fixture.gate_dir.path());
+    fixture.gate_dir.write_config(&format!(
         "version: \"1.0\"\negress:\n  domains: [allowed.test]\n  resolve:\n    allowed.test: {}\n  \
          extra_roots: [{}]\n{more}",
         origin.address(),
@@ -80,11 +80,11 @@ fn internet(bench: &Bench, more: &str) -> Origin {
     origin
 }
 
-/// Every variable that names the proxy, taken away.
+/// Unsets every variable that names the proxy.
 const BY_ITSELF: &str =
     "env -u HTTP_PROXY -u HTTPS_PROXY -u http_proxy -u https_proxy -u NODE_USE_ENV_PROXY";
 
-/// Every variable of ours, taken away.
+/// Unsets every variable of ours.
 const WITH_NOTHING: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
 
 const CURL: &str = "curl -sS --max-time 60 https://allowed.test/hello";
@@ -94,7 +94,7 @@ const JAVA: &str = "import java.net.http.*; class Ask { public static void main(
     \"https://allowed.test/hello\")).build(); System.out.println(HttpClient.newHttpClient()\
     .send(ask, HttpResponse.BodyHandlers.ofString()).body()); } }";
 
-/// A program, the line that makes it ask, what it says, and whether it looks at the system's
+/// A program, the command that sends its request, its output, and whether it reads the system's
 /// certificates where no variable names any.
 fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     let python = "import urllib.request as r; \
@@ -140,12 +140,12 @@ fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     ]
 }
 
-fn programs_trust_the_gate_with_and_without_its_proxy(bench: &Bench) {
-    let origin = internet(bench, "");
-    bench.create("fix");
+fn programs_trust_the_gate_with_and_without_its_proxy(fixture: &SandboxFixture) {
+    let origin = internet(fixture, "");
+    fixture.create("fix");
     let mut tried = 0;
     for (program, line, says, looks_itself) in programs() {
-        if !bench
+        if !fixture
             .bash("fix", &format!("command -v {program}"))
             .status
             .success()
@@ -160,9 +160,9 @@ fn programs_trust_the_gate_with_and_without_its_proxy(bench: &Bench) {
         for way in ways {
             let line = format!("{way} {line}");
             let before = origin.requests().len();
-            assert_eq!(bench.says("fix", &line), says, "{line}");
+            assert_eq!(fixture.stdout_of("fix", &line), says, "{line}");
             tried += 1;
-            // What it said came from there, and not from somewhere in between.
+            // The response came from the origin.
             if program != "openssl" {
                 assert!(origin.requests().len() > before, "{line}");
             }
@@ -171,154 +171,162 @@ fn programs_trust_the_gate_with_and_without_its_proxy(bench: &Bench) {
     assert!(tried >= 9, "curl, git and openssl at least: {tried}");
 }
 
-fn java_trusts_the_gate(bench: &Bench) {
-    let origin = internet(bench, "");
-    bench.create("fix");
+fn java_trusts_the_gate(fixture: &SandboxFixture) {
+    let origin = internet(fixture, "");
+    fixture.create("fix");
     let finds = "ls /usr/lib/jvm/*/bin/javac 2>/dev/null || true";
-    let found = bench.says("fix", finds);
+    let found = fixture.stdout_of("fix", finds);
     let Some(compiler) = found.lines().next() else {
-        assert_eq!(bench.says("fix", "echo $JAVA_TOOL_OPTIONS"), "");
+        assert_eq!(fixture.stdout_of("fix", "echo $JAVA_TOOL_OPTIONS"), "");
         return;
     };
-    bench.says(
+    fixture.stdout_of(
         "fix",
         &format!("cat > Ask.java <<'end'\n{JAVA}\nend\n{compiler} --release 11 Ask.java"),
     );
     for one in found.lines() {
         let line = format!("{} Ask", one.trim_end_matches('c'));
-        assert_eq!(bench.says("fix", &line), "hello", "{line}");
+        assert_eq!(fixture.stdout_of("fix", &line), "hello", "{line}");
         let line = format!("env -u JAVA_TOOL_OPTIONS {line}");
-        assert!(!bench.bash("fix", &line).status.success(), "{line}");
+        assert!(!fixture.bash("fix", &line).status.success(), "{line}");
     }
     assert_eq!(origin.requests().len(), found.lines().count());
     // Issue 14, number 8: a new root is in the store of a sandbox that runs.
     let store = "sha256sum < /etc/palisade/truststore.jks";
-    let before = bench.says("fix", store);
-    bench.ok(&["ca", "rotate", "--yes"]);
-    assert_ne!(bench.says("fix", store), before);
+    let before = fixture.stdout_of("fix", store);
+    fixture.ok(&["ca", "rotate", "--yes"]);
+    assert_ne!(fixture.stdout_of("fix", store), before);
     let line = format!("{} Ask", compiler.trim_end_matches('c'));
-    assert_eq!(bench.says("fix", &line), "hello");
+    assert_eq!(fixture.stdout_of("fix", &line), "hello");
 }
 
-fn a_refusal_is_read_and_no_error_of_tls(bench: &Bench) {
-    internet(bench, "");
-    bench.create("fix");
+fn a_refusal_is_read_and_no_error_of_tls(fixture: &SandboxFixture) {
+    internet(fixture, "");
+    fixture.create("fix");
     for way in ["", BY_ITSELF, WITH_NOTHING] {
         let line = format!("{way} curl -sS --max-time 60 https://denied.test/");
-        let told = bench.says("fix", &line);
-        let told: serde_json::Value =
-            serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
-        assert!(told["request_id"].is_string(), "{told}");
-        assert!(told["reason"].is_string(), "{told}");
+        let answer = fixture.stdout_of("fix", &line);
+        let answer: serde_json::Value =
+            serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert!(answer["request_id"].is_string(), "{answer}");
+        assert!(answer["reason"].is_string(), "{answer}");
     }
 }
 
-fn inside(bench: &Bench, name: &str) -> String {
-    bench.says(name, "cat /etc/palisade/ca.pem")
+fn inside(fixture: &SandboxFixture, name: &str) -> String {
+    fixture.stdout_of(name, "cat /etc/palisade/ca.pem")
 }
 
-fn exported(bench: &Bench) -> String {
-    bench.ok(&["ca", "export"]).trim_end().to_owned()
+fn exported(fixture: &SandboxFixture) -> String {
+    fixture.ok(&["ca", "export"]).trim_end().to_owned()
 }
 
-fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(bench: &Bench) {
-    let _origin = internet(bench, "");
-    let old = bench.create("old");
-    let first = exported(bench);
-    assert_eq!(inside(bench, "old"), first);
-    assert_eq!(bench.says("old", CURL), "hello");
-    bench.ok(&["ca", "rotate", "--yes"]);
-    let second = exported(bench);
+fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(fixture: &SandboxFixture) {
+    let _origin = internet(fixture, "");
+    let old = fixture.create("old");
+    let first = exported(fixture);
+    assert_eq!(inside(fixture, "old"), first);
+    assert_eq!(fixture.stdout_of("old", CURL), "hello");
+    fixture.ok(&["ca", "rotate", "--yes"]);
+    let second = exported(fixture);
     assert_ne!(first, second);
-    bench.create("new");
-    let both_roots = inside(bench, "old");
+    fixture.create("new");
+    let both_roots = inside(fixture, "old");
     assert!(
         both_roots.contains(&first) && both_roots.contains(&second),
         "{both_roots}"
     );
-    assert_eq!(inside(bench, "new"), second);
+    assert_eq!(inside(fixture, "new"), second);
     let both = |line: &str| {
         for name in ["old", "new"] {
             for way in ["", BY_ITSELF, WITH_NOTHING] {
                 let line = format!("{way} {line}");
-                assert_eq!(bench.says(name, &line), "hello", "{name}: {line}");
+                assert_eq!(fixture.stdout_of(name, &line), "hello", "{name}: {line}");
             }
         }
     };
     both(CURL);
     both("wget -q -O- https://allowed.test/hello");
-    // One that starts again trusts who signs now.
-    let init = bench.init(&old);
+    // A restarted sandbox trusts the current root.
+    let init = fixture.init(&old);
     kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
     wait::until("init's end", || {
-        (bench.json(&["list"])[0]["status"] == "error").then_some(())
+        (fixture.json(&["list"])[0]["status"] == "error").then_some(())
     });
-    bench.ok(&["resume", "old"]);
-    assert_eq!(inside(bench, "old"), second);
+    fixture.ok(&["resume", "old"]);
+    assert_eq!(inside(fixture, "old"), second);
     both(CURL);
 }
 
-/// Writes the last root that a sandbox got to `/tmp/last.pem` inside.
+/// Writes the newest root of a sandbox to `/tmp/last.pem` inside.
 const LAST_ROOT: &str =
     "tac /etc/palisade/ca.pem | sed '/BEGIN CERTIFICATE/q' | tac > /tmp/last.pem";
 
-/// Whether a running sandbox has a root wherever programs look for one, and whether that root
+/// Asserts that a running sandbox has a root in every store, and that this root
 /// alone verifies.
-fn assert_has_root(bench: &Bench, name: &str, root: &str) {
-    bench.says(name, LAST_ROOT);
-    assert_eq!(bench.says(name, "cat /tmp/last.pem"), root, "{name}");
-    let bundle = bench.says(name, "cat /etc/ssl/certs/ca-certificates.crt");
+fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
+    fixture.stdout_of(name, LAST_ROOT);
+    assert_eq!(fixture.stdout_of(name, "cat /tmp/last.pem"), root, "{name}");
+    let bundle = fixture.stdout_of(name, "cat /etc/ssl/certs/ca-certificates.crt");
     assert!(bundle.contains(root), "{name}: {bundle}");
     let curl = format!("{CURL} --cacert /tmp/last.pem --capath /nowhere");
     for way in ["", BY_ITSELF] {
-        assert_eq!(bench.says(name, &format!("{way} {curl}")), "hello", "{way}");
+        assert_eq!(
+            fixture.stdout_of(name, &format!("{way} {curl}")),
+            "hello",
+            "{way}"
+        );
     }
-    // And by the name that OpenSSL looks for in a directory.
+    // And by the name that OpenSSL looks up in a directory.
     let line = "cat /etc/ssl/certs/$(openssl x509 -noout -hash -in /tmp/last.pem).0";
-    assert!(bench.says(name, line).contains(root), "{name}");
+    assert!(fixture.stdout_of(name, line).contains(root), "{name}");
 }
 
 // Issue 14, number 8.
-fn a_running_sandbox_gets_a_new_root(bench: &Bench) {
-    let _origin = internet(bench, "");
+fn a_running_sandbox_gets_a_new_root(fixture: &SandboxFixture) {
+    let _origin = internet(fixture, "");
     for name in ["one", "paused"] {
-        bench.create(name);
-        assert_eq!(bench.says(name, CURL), "hello");
+        fixture.create(name);
+        assert_eq!(fixture.stdout_of(name, CURL), "hello");
     }
-    bench.ok(&["pause", "paused"]);
-    let before = exported(bench);
+    fixture.ok(&["pause", "paused"]);
+    let before = exported(fixture);
     let bundle = "cat /etc/ssl/certs/ca-certificates.crt";
-    let system = bench.says("one", bundle).replace(&before, "");
-    bench.ok(&["ca", "rotate", "--yes"]);
-    let second = exported(bench);
-    assert_has_root(bench, "one", &second);
+    let system = fixture.stdout_of("one", bundle).replace(&before, "");
+    fixture.ok(&["ca", "rotate", "--yes"]);
+    let second = exported(fixture);
+    assert_has_root(fixture, "one", &second);
     let old = "sed '/END CERTIFICATE/q' /etc/palisade/ca.pem > /tmp/first.pem";
-    bench.says("one", old);
+    fixture.stdout_of("one", old);
     let curl = format!("{CURL} --cacert /tmp/first.pem --capath /nowhere");
-    assert_eq!(bench.says("one", &curl), "hello", "the old root verifies");
+    assert_eq!(
+        fixture.stdout_of("one", &curl),
+        "hello",
+        "the old root verifies"
+    );
     // Nothing else was lost or added.
-    let now = bench.says("one", bundle);
+    let now = fixture.stdout_of("one", bundle);
     let rest = now.replace(&before, "").replace(&second, "");
     assert_eq!(rest.trim_end(), system.trim_end());
-    bench.ok(&["resume", "paused"]);
-    assert_has_root(bench, "paused", &second);
-    // One that was rotated while no gate could tell anybody: the next gate does.
-    bench.ok(&["pause", "one"]);
-    bench.ok(&["ca", "rotate", "--yes"]);
-    let third = exported(bench);
-    assert_has_root(bench, "paused", &third);
-    bench.ok(&["gate", "restart"]);
-    bench.ok(&["resume", "one"]);
-    assert_has_root(bench, "one", &third);
+    fixture.ok(&["resume", "paused"]);
+    assert_has_root(fixture, "paused", &second);
+    // A root that was rotated while no gate ran: the next gate distributes it.
+    fixture.ok(&["pause", "one"]);
+    fixture.ok(&["ca", "rotate", "--yes"]);
+    let third = exported(fixture);
+    assert_has_root(fixture, "paused", &third);
+    fixture.ok(&["gate", "restart"]);
+    fixture.ok(&["resume", "one"]);
+    assert_has_root(fixture, "one", &third);
 }
 
 // Issue 14, number 8. The gate's clock cannot be moved; the end of its root can.
-fn a_running_gate_renews_its_root_before_its_end(bench: &Bench) {
-    let _origin = internet(bench, "");
-    bench.create("fix");
-    let first = exported(bench);
-    bench.ok(&["gate", "stop"]);
-    let file = bench.place.state().join("authority.json");
+fn a_running_gate_renews_its_root_before_its_end(fixture: &SandboxFixture) {
+    let _origin = internet(fixture, "");
+    fixture.create("fix");
+    let first = exported(fixture);
+    fixture.ok(&["gate", "stop"]);
+    let file = fixture.gate_dir.state().join("authority.json");
     let kept = std::fs::read_to_string(&file).unwrap();
     let mut kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -326,10 +334,10 @@ fn a_running_gate_renews_its_root_before_its_end(bench: &Bench) {
     let ends = since.unwrap() + due;
     kept["expires"] = serde_json::json!(u64::try_from(ends.as_millis()).unwrap());
     std::fs::write(&file, kept.to_string()).unwrap();
-    bench.ok(&["gate", "start"]);
-    let gate = bench.gate();
-    // On disk, where every gate has it: no command tells this one to look.
-    let public = bench.place.state().join("ca.pem");
+    fixture.ok(&["gate", "start"]);
+    let gate = fixture.gate();
+    // On disk, where every gate reads it: no command makes this gate look.
+    let public = fixture.gate_dir.state().join("ca.pem");
     let root = || {
         std::fs::read_to_string(&public)
             .unwrap()
@@ -338,42 +346,45 @@ fn a_running_gate_renews_its_root_before_its_end(bench: &Bench) {
     };
     wait::until("a new root", || (root() != first).then_some(()));
     wait::until("the new root in force", || {
-        (exported(bench) == root()).then_some(())
+        (exported(fixture) == root()).then_some(())
     });
-    assert_eq!(bench.gate(), gate, "by the gate that ran already");
-    assert_has_root(bench, "fix", &root());
-    assert_eq!(bench.json(&["ca", "show"])["older_roots_that_lead_here"], 1);
+    assert_eq!(fixture.gate(), gate, "by the gate that ran already");
+    assert_has_root(fixture, "fix", &root());
+    assert_eq!(
+        fixture.json(&["ca", "show"])["older_roots_that_lead_here"],
+        1
+    );
 }
 
-fn an_operator_has_the_last_word_on_a_variable(bench: &Bench) {
-    bench.create("fix");
+fn an_operator_has_the_last_word_on_a_variable(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let line = "echo \"[$HTTPS_PROXY] [$no_proxy] [$SSL_CERT_FILE]\"";
     assert_eq!(
-        bench.says("fix", line),
+        fixture.stdout_of("fix", line),
         "[http://palisade.internal:8080] [localhost,127.0.0.1,::1] \
          [/etc/ssl/certs/ca-certificates.crt]"
     );
     let asked = ["--env", "HTTPS_PROXY=", "--env", "SSL_CERT_FILE=/mine"];
     let words = [&["exec"], &asked[..], &["fix", "--", "sh", "-c", line]].concat();
-    assert_eq!(bench.ok(&words), "[] [localhost,127.0.0.1,::1] [/mine]\n");
+    assert_eq!(fixture.ok(&words), "[] [localhost,127.0.0.1,::1] [/mine]\n");
 }
 
-fn the_setup_knows_the_gate(bench: &Bench) {
+fn the_setup_knows_the_gate(fixture: &SandboxFixture) {
     let setup = format!("sandbox:\n  setup_command: \"{CURL} > /tmp/said\"\n");
-    let _origin = internet(bench, &setup);
-    bench.create("fix");
-    assert_eq!(bench.says("fix", "cat /tmp/said"), "hello");
+    let _origin = internet(fixture, &setup);
+    fixture.create("fix");
+    assert_eq!(fixture.stdout_of("fix", "cat /tmp/said"), "hello");
 }
 
-/// Every file that says whom the host trusts: its name, when it changed, what it holds.
+/// Every trust file of the host: its name, modification time and content.
 fn trusted_by_the_host() -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
     let mut all = Vec::new();
-    for place in [
+    for gate_dir in [
         "/etc/ssl/certs",
         "/etc/palisade",
         "/usr/local/share/ca-certificates",
     ] {
-        for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(gate_dir).into_iter().flatten().flatten() {
             let changed = entry.path().symlink_metadata().unwrap().modified().unwrap();
             let bytes = std::fs::read(entry.path()).unwrap_or_default();
             all.push((entry.path(), changed, bytes));
@@ -383,28 +394,28 @@ fn trusted_by_the_host() -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
     all
 }
 
-fn nothing_that_an_agent_does_changes_what_the_host_trusts(bench: &Bench) {
+fn nothing_that_an_agent_does_changes_what_the_host_trusts(fixture: &SandboxFixture) {
     let before = trusted_by_the_host();
-    bench.create("fix");
-    bench.bash(
+    fixture.create("fix");
+    fixture.bash(
         "fix",
         "for at in /etc/ssl/certs /etc/palisade /usr/local/share/ca-certificates; do \
          for name in $at/*; do echo x >> $name; mv $name $name.gone; rm -f $name; done; \
          echo x > $at/new; done",
     );
     assert_eq!(trusted_by_the_host(), before);
-    // And what tells programs of the gate is not the agent's to change either.
-    assert_eq!(inside(bench, "fix"), exported(bench));
-    bench.says("fix", "test ! -e /etc/palisade/new");
-    bench.create("other");
-    let bundle = bench.says("other", "cat /etc/ssl/certs/ca-certificates.crt");
-    assert!(bundle.ends_with(&exported(bench)), "{bundle}");
+    // The agent cannot change the files that tell programs of the gate either.
+    assert_eq!(inside(fixture, "fix"), exported(fixture));
+    fixture.stdout_of("fix", "test ! -e /etc/palisade/new");
+    fixture.create("other");
+    let bundle = fixture.stdout_of("other", "cat /etc/ssl/certs/ca-certificates.crt");
+    assert!(bundle.ends_with(&exported(fixture)), "{bundle}");
 }
 
-fn a_tree_of_the_operators_trusts_the_gate(bench: &Bench) {
-    let tree = bench.place.path().join("tree");
+fn a_tree_of_the_operators_trusts_the_gate(fixture: &SandboxFixture) {
+    let tree = fixture.gate_dir.path().join("tree");
     let at = |name: &str| tree.join(name);
-    // As Fedora has it: links between directories, and a link where the bundle is.
+    // As on Fedora: links between directories, and a link where the bundle is.
     for name in ["bin", "etc/ssl", "etc/pki/tls/certs", "etc/pki/extracted"] {
         std::fs::create_dir_all(at(name)).unwrap();
     }
@@ -420,22 +431,29 @@ fn a_tree_of_the_operators_trusts_the_gate(bench: &Bench) {
         "etc/pki/tls/certs/ca-bundle.crt",
     );
     std::fs::write(at("etc/pki/extracted/bundle.pem"), "theirs").unwrap();
-    let _origin = internet(bench, &format!("sandbox:\n  rootfs: {}\n", tree.display()));
-    let created = bench.run(&["create", "fix"]);
-    assert!(created.status.success(), "{}", said::err(&created));
+    let _origin = internet(
+        fixture,
+        &format!("sandbox:\n  rootfs: {}\n", tree.display()),
+    );
+    let created = fixture.run(&["create", "fix"]);
+    assert!(created.status.success(), "{}", output::stderr(&created));
     let run = |path: &str| {
-        let output = bench.run(&["exec", "fix", "--", "/bin/cat", path]);
-        assert!(output.status.success(), "{path}: {}", said::err(&output));
-        said::out(&output).trim_end().to_owned()
+        let output = fixture.run(&["exec", "fix", "--", "/bin/cat", path]);
+        assert!(
+            output.status.success(),
+            "{path}: {}",
+            output::stderr(&output)
+        );
+        output::stdout(&output).trim_end().to_owned()
     };
-    let root = exported(bench);
+    let root = exported(fixture);
     assert_eq!(run("/etc/palisade/ca.pem"), root);
-    for place in [
+    for gate_dir in [
         "/etc/ssl/certs/ca-certificates.crt",
         "/etc/pki/tls/certs/ca-certificates.crt",
         "/etc/pki/tls/certs/ca-bundle.crt",
     ] {
-        assert!(run(place).ends_with(&root), "{place}");
+        assert!(run(gate_dir).ends_with(&root), "{gate_dir}");
     }
     assert_eq!(run("/etc/pki/extracted/bundle.pem"), "theirs");
     let theirs = std::fs::read(at("etc/pki/tls/certs/ca-bundle.crt")).unwrap_or_default();
@@ -446,54 +464,54 @@ fn a_tree_of_the_operators_trusts_the_gate(bench: &Bench) {
     );
 }
 
-/// A sandbox whose agent is root inside, as a borrower's always is.
-fn create_as_root(bench: &Bench, name: &str) {
-    match bench.place.operator() {
-        Operator::Borrower => bench.ok(&["create", name]),
-        Operator::Oneself | Operator::Nobody => bench.ok(&["create", "--root", name]),
+/// A sandbox whose agent is root inside, as it always is for a user with subids.
+fn create_as_root(fixture: &SandboxFixture, name: &str) {
+    match fixture.gate_dir.operator() {
+        Operator::SubidUser => fixture.ok(&["create", name]),
+        Operator::CurrentUser | Operator::Unprivileged => fixture.ok(&["create", "--root", name]),
     };
 }
 
-fn a_bundle_that_is_made_anew_holds_the_root(bench: &Bench) {
-    let _origin = internet(bench, "");
-    create_as_root(bench, "fix");
-    if !bench
+fn a_bundle_that_is_made_anew_holds_the_root(fixture: &SandboxFixture) {
+    let _origin = internet(fixture, "");
+    create_as_root(fixture, "fix");
+    if !fixture
         .bash("fix", "command -v update-ca-certificates")
         .status
         .success()
     {
         return;
     }
-    bench.says("fix", "update-ca-certificates --fresh 2>&1");
+    fixture.stdout_of("fix", "update-ca-certificates --fresh 2>&1");
     for way in ["", BY_ITSELF, WITH_NOTHING] {
         assert_eq!(
-            bench.says("fix", &format!("{way} {CURL}")),
+            fixture.stdout_of("fix", &format!("{way} {CURL}")),
             "hello",
             "{way}"
         );
     }
-    let bundle = bench.says("fix", "cat /etc/ssl/certs/ca-certificates.crt");
-    assert!(bundle.contains(&exported(bench)));
+    let bundle = fixture.stdout_of("fix", "cat /etc/ssl/certs/ca-certificates.crt");
+    assert!(bundle.contains(&exported(fixture)));
 }
 
-fn a_fork_trusts_the_gate_whatever_was_in_the_way(bench: &Bench) {
-    let _origin = internet(bench, "");
-    create_as_root(bench, "one");
-    // As root inside it can, and a fork begins with its files.
-    bench.bash(
+fn a_fork_trusts_the_gate_whatever_was_in_the_way(fixture: &SandboxFixture) {
+    let _origin = internet(fixture, "");
+    create_as_root(fixture, "one");
+    // As root inside the agent can, and a fork starts with its files.
+    fixture.bash(
         "one",
         "mv /etc/palisade /etc/other; ln -s /workspace /etc/palisade; \
          rm -r /etc/ssl/certs; ln -s /workspace /etc/ssl/certs",
     );
-    bench.ok(&["checkpoint", "one", "early"]);
-    bench.ok(&["fork", "one", "two"]);
-    bench.ok(&["restore", "--yes", "one", "early"]);
+    fixture.ok(&["checkpoint", "one", "early"]);
+    fixture.ok(&["fork", "one", "two"]);
+    fixture.ok(&["restore", "--yes", "one", "early"]);
     for name in ["one", "two"] {
-        assert_eq!(inside(bench, name), exported(bench));
+        assert_eq!(inside(fixture, name), exported(fixture));
         let line = format!("{CURL} --cacert /etc/palisade/ca.pem");
-        assert_eq!(bench.says(name, &line), "hello");
+        assert_eq!(fixture.stdout_of(name, &line), "hello");
     }
-    let left = std::fs::read_dir(bench.repo.dir()).unwrap();
+    let left = std::fs::read_dir(fixture.repo.dir()).unwrap();
     let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
     assert!(!left.iter().any(|name| name == "ca.pem"), "{left:?}");
 }

@@ -1,9 +1,9 @@
-//! What an agent finds when it looks around: nothing of the host, and a gate at every door.
+//! Isolation as an agent sees it: nothing of the host is visible, and all traffic ends at the gate.
 
 use serde_json::Value;
-use testkit::said;
+use testkit::output;
 
-use crate::bench::{Bench, told};
+use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
     nothing_of_the_host_can_be_found_inside,
@@ -17,7 +17,7 @@ for_every_operator!(
     many_sandboxes_have_sockets_enough_and_programs_inside_the_usual_limit,
 );
 
-for_a_borrower!(
+for_subid_user!(
     nothing_of_the_host_can_be_found_inside,
     nothing_of_another_sandbox_can_be_found_inside,
     every_address_ends_at_the_gate_which_says_so,
@@ -27,12 +27,12 @@ for_a_borrower!(
     what_was_refused_is_in_the_audit_log_and_in_the_summary,
 );
 
-fn nothing_of_the_host_can_be_found_inside(bench: &Bench) {
-    let canary = bench.place.path().join("canary-of-the-operator");
+fn nothing_of_the_host_can_be_found_inside(fixture: &SandboxFixture) {
+    let canary = fixture.gate_dir.path().join("canary-of-the-operator");
     std::fs::write(&canary, "secret").unwrap();
-    bench.place.operator().own(&canary);
-    bench.create("fix");
-    let found = bench.says(
+    fixture.gate_dir.operator().chown(&canary);
+    fixture.create("fix");
+    let found = fixture.stdout_of(
         "fix",
         "find / -xdev \\( -name 'canary-of-*' -o -name control.sock -o -name init.sock \
          -o -name palisade.db -o -name record.json \\) 2>/dev/null; \
@@ -40,38 +40,42 @@ fn nothing_of_the_host_can_be_found_inside(bench: &Bench) {
          -not -path '/proc/*' 2>/dev/null; true",
     );
     assert_eq!(found, "");
-    assert_eq!(bench.says("fix", "ls /home"), "agent");
-    // Names of the host in what a process can know of itself.
-    let place = bench.place.path().to_string_lossy().into_owned();
-    let known = bench.says(
+    assert_eq!(fixture.stdout_of("fix", "ls /home"), "agent");
+    // Names of the host in the information of a process about itself.
+    let gate_dir = fixture.gate_dir.path().to_string_lossy().into_owned();
+    let known = fixture.stdout_of(
         "fix",
         "cat /proc/self/environ /proc/[0-9]*/cmdline /proc/net/unix 2>/dev/null | tr '\\0' '\\n'; true",
     );
-    assert!(!known.contains(&place), "{known}");
-    for path in [canary, bench.place.control(), bench.place.database()] {
-        let output = bench.bash("fix", &format!("cat {0}; test -e {0}", path.display()));
-        assert!(!output.status.success(), "{}", told(&output));
+    assert!(!known.contains(&gate_dir), "{known}");
+    for path in [
+        canary,
+        fixture.gate_dir.control(),
+        fixture.gate_dir.database(),
+    ] {
+        let output = fixture.bash("fix", &format!("cat {0}; test -e {0}", path.display()));
+        assert!(!output.status.success(), "{}", describe(&output));
     }
     // Only its own processes.
-    let processes = bench.says("fix", "ls -d /proc/[0-9]* | wc -l");
+    let processes = fixture.stdout_of("fix", "ls -d /proc/[0-9]* | wc -l");
     assert!(processes.parse::<u32>().unwrap() < 10, "{processes}");
 }
 
-fn nothing_of_another_sandbox_can_be_found_inside(bench: &Bench) {
-    bench.create("one");
-    bench.create("two");
-    bench.says(
+fn nothing_of_another_sandbox_can_be_found_inside(fixture: &SandboxFixture) {
+    fixture.create("one");
+    fixture.create("two");
+    fixture.stdout_of(
         "two",
         "echo secret > secret-of-two; echo secret > /tmp/secret-of-two",
     );
-    let found = bench.says("one", "find / -name 'secret-of-*' 2>/dev/null; true");
+    let found = fixture.stdout_of("one", "find / -name 'secret-of-*' 2>/dev/null; true");
     assert_eq!(found, "");
-    let branches = bench.says("one", "git branch --all --format='%(refname:short)'");
+    let branches = fixture.stdout_of("one", "git branch --all --format='%(refname:short)'");
     assert!(!branches.contains("two"), "{branches}");
 }
 
-fn every_address_ends_at_the_gate_which_says_so(bench: &Bench) {
-    let id = bench.create("fix");
+fn every_address_ends_at_the_gate_which_says_so(fixture: &SandboxFixture) {
+    let id = fixture.create("fix");
     for address in [
         "http://192.0.2.1/",
         "http://10.0.0.1/",
@@ -81,7 +85,7 @@ fn every_address_ends_at_the_gate_which_says_so(bench: &Bench) {
     ] {
         let line =
             format!("curl -g -sS --noproxy '*' --max-time 20 -w '\\n%{{http_code}}' '{address}'");
-        let answer = bench.says("fix", &line);
+        let answer = fixture.stdout_of("fix", &line);
         assert!(answer.ends_with("\n403"), "{address}: {answer}");
         let body = answer.lines().next().unwrap_or_default();
         let body: Value = serde_json::from_str(body).unwrap();
@@ -91,10 +95,10 @@ fn every_address_ends_at_the_gate_which_says_so(bench: &Bench) {
             "{address}"
         );
     }
-    // Without a name in the hello nobody can tell what is meant; inside TLS that is said.
+    // Without SNI the target is unknown; the refusal is sent inside TLS.
     for address in ["https://192.0.2.1/", "https://[2001:db8::1]/"] {
         let line = format!("curl -g -ksS --noproxy '*' --max-time 20 '{address}'");
-        let body: Value = serde_json::from_str(&bench.says("fix", &line)).unwrap();
+        let body: Value = serde_json::from_str(&fixture.stdout_of("fix", &line)).unwrap();
         assert_eq!(body["reason"], "name_mismatch", "{address}");
     }
 }
@@ -105,17 +109,17 @@ const QUERY: &str =
 const QUERY_TEXT: &str =
     "\\x12\\x34\\x01\\x00\\0\\x01\\0\\0\\0\\0\\0\\0\\x01x\\x04test\\0\\0\\x10\\0\\x01";
 
-/// The last four bytes of an answer, which are the address: one that only the gate knows.
+/// The last four bytes of the answer, a synthetic address of the gate.
 const SYNTHETIC: &str = "c6 12 ";
 
-fn every_resolver_is_the_gate(bench: &Bench) {
-    bench.create("fix");
+fn every_resolver_is_the_gate(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for resolver in ["198.51.100.53", "192.0.0.1", "2001:db8::53"] {
         let udp = format!(
             "exec 3<>/dev/udp/{resolver}/53; printf '{QUERY}' >&3; \
              timeout 20 dd bs=512 count=1 <&3 2>/dev/null | tail -c4 | od -An -tx1"
         );
-        let said = bench.says("fix", &udp);
+        let said = fixture.stdout_of("fix", &udp);
         assert!(
             said.trim().starts_with(SYNTHETIC),
             "{resolver} by UDP: {said}"
@@ -124,19 +128,19 @@ fn every_resolver_is_the_gate(bench: &Bench) {
             "exec 3<>/dev/tcp/{resolver}/53; printf '\\0\\x18{QUERY}' >&3; \
              timeout 20 dd bs=512 count=1 <&3 2>/dev/null | tail -c4 | od -An -tx1"
         );
-        let said = bench.says("fix", &tcp);
+        let said = fixture.stdout_of("fix", &tcp);
         assert!(
             said.trim().starts_with(SYNTHETIC),
             "{resolver} by TCP: {said}"
         );
     }
     // The resolver that programs use.
-    let said = bench.says("fix", "timeout 20 getent ahostsv4 example.com");
+    let said = fixture.stdout_of("fix", "timeout 20 getent ahostsv4 example.com");
     assert!(said.starts_with("198.18."), "{said}");
 }
 
-fn other_ports_lead_nowhere(bench: &Bench) {
-    bench.create("fix");
+fn other_ports_lead_nowhere(fixture: &SandboxFixture) {
+    fixture.create("fix");
     for address in [
         "192.0.2.1/22",
         "192.0.2.1/25",
@@ -144,18 +148,18 @@ fn other_ports_lead_nowhere(bench: &Bench) {
         "192.0.2.1/3128",
     ] {
         let line = format!("timeout 20 bash -c 'exec 3<>/dev/tcp/{address}'");
-        let output = bench.bash("fix", &line);
+        let output = fixture.bash("fix", &line);
         assert_eq!(
             output.status.code(),
             Some(1),
             "{address}: {}",
-            told(&output)
+            describe(&output)
         );
     }
 }
 
-fn localhost_is_the_agents_own(bench: &Bench) {
-    bench.create("fix");
+fn localhost_is_the_agents_own(fixture: &SandboxFixture) {
+    fixture.create("fix");
     let serve = r#"
         my $port = shift;
         my $server = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => $port,
@@ -167,7 +171,7 @@ fn localhost_is_the_agents_own(bench: &Bench) {
         print <$client>;
     "#;
     for port in ["53", "80", "443", "8080", "3000"] {
-        let output = bench.run(&[
+        let output = fixture.run(&[
             "exec",
             "fix",
             "--",
@@ -178,35 +182,38 @@ fn localhost_is_the_agents_own(bench: &Bench) {
             port,
         ]);
         assert_eq!(
-            said::out(&output),
+            output::stdout(&output),
             format!("mine on {port}\n"),
             "{}",
-            told(&output)
+            describe(&output)
         );
     }
-    // Where nobody listens, nobody answers; the gate least of all.
-    let output = bench.bash(
+    // A port without a listener does not answer.
+    let output = fixture.bash(
         "fix",
         "curl -sS --noproxy '*' --max-time 20 http://127.0.0.1/",
     );
-    assert_eq!(output.status.code(), Some(7), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(7), "{}", describe(&output));
 }
 
-fn what_was_refused_is_in_the_audit_log_and_in_the_summary(bench: &Bench) {
+fn what_was_refused_is_in_the_audit_log_and_in_the_summary(fixture: &SandboxFixture) {
     let line = format!(
         "for n in 1 2; do curl -s --noproxy '*' http://192.0.2.7/ >/dev/null; done; \
          exec 3<>/dev/udp/198.51.100.53/53; printf '{QUERY_TEXT}' >&3; \
          timeout 20 dd bs=512 count=1 <&3 >/dev/null 2>&1"
     );
-    let output = bench.run(&["run", "--name", "fix", "--", "bash", "-c", &line]);
-    assert!(output.status.success(), "{}", told(&output));
-    let summary = said::err(&output);
+    let output = fixture.run(&["run", "--name", "fix", "--", "bash", "-c", &line]);
+    assert!(output.status.success(), "{}", describe(&output));
+    let summary = output::stderr(&output);
     let refused = summary.lines().find(|line| line.contains("refused:"));
     let refused = refused.unwrap_or_else(|| panic!("{summary}"));
     assert!(refused.contains("192.0.2.7:80 (2×)"), "{refused}");
     assert!(refused.contains("x.test:53 (1×)"), "{refused}");
-    let id = bench.json(&["list"])[0]["id"].as_str().unwrap().to_owned();
-    let lines = bench.ok(&["audit", "export", "--sandbox", &id, "--verdict", "deny"]);
+    let id = fixture.json(&["list"])[0]["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let lines = fixture.ok(&["audit", "export", "--sandbox", &id, "--verdict", "deny"]);
     let records: Vec<Value> = lines
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -221,12 +228,12 @@ fn what_was_refused_is_in_the_audit_log_and_in_the_summary(bench: &Bench) {
     };
     assert_eq!(count("192.0.2.7", 80, "http"), 2, "{lines}");
     assert_eq!(count("x.test", 53, "dns"), 1, "{lines}");
-    assert!(bench.ok(&["audit", "verify"]).starts_with("intact"));
+    assert!(fixture.ok(&["audit", "verify"]).starts_with("intact"));
 }
 
-fn the_operators_environment_stays_outside(bench: &Bench) {
-    bench.create("fix");
-    let output = bench
+fn the_operators_environment_stays_outside(fixture: &SandboxFixture) {
+    fixture.create("fix");
+    let output = fixture
         .palisade(&[
             "exec",
             "--env",
@@ -242,7 +249,7 @@ fn the_operators_environment_stays_outside(bench: &Bench) {
         .env("LC_TIME", "C")
         .output()
         .unwrap();
-    let inside = said::out(&output);
+    let inside = output::stdout(&output);
     assert!(!inside.contains("secret"), "{inside}");
     for line in [
         "GIVEN=yes",
@@ -256,20 +263,22 @@ fn the_operators_environment_stays_outside(bench: &Bench) {
             "{line}: {inside}"
         );
     }
-    let place = bench.place.path().to_string_lossy();
-    assert!(!inside.contains(&*place), "{inside}");
+    let gate_dir = fixture.gate_dir.path().to_string_lossy();
+    assert!(!inside.contains(&*gate_dir), "{inside}");
 }
 
-fn many_sandboxes_have_sockets_enough_and_programs_inside_the_usual_limit(bench: &Bench) {
-    bench.create("fix");
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", bench.gate())).unwrap();
+fn many_sandboxes_have_sockets_enough_and_programs_inside_the_usual_limit(
+    fixture: &SandboxFixture,
+) {
+    fixture.create("fix");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", fixture.gate())).unwrap();
     let line = limits
         .lines()
         .find(|line| line.starts_with("Max open files"));
     let numbers: Vec<&str> = line.unwrap().split_whitespace().skip(3).collect();
     assert_eq!(numbers[0], numbers[1], "{limits}");
-    let inside: u64 = bench.says("fix", "ulimit -Sn").parse().unwrap();
+    let inside: u64 = fixture.stdout_of("fix", "ulimit -Sn").parse().unwrap();
     let most: u64 = numbers[1].parse().unwrap();
     assert_eq!(inside, most.min(4096));
-    assert_eq!(bench.says("fix", "ulimit -Hn"), numbers[1]);
+    assert_eq!(fixture.stdout_of("fix", "ulimit -Hn"), numbers[1]);
 }

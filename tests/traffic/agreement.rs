@@ -1,33 +1,35 @@
-//! What must agree: the tunnel, the TLS hello, the target and the `Host` name one host, in
-//! one spelling, on one port.
+//! Consistency of a request: CONNECT target, SNI, request target and `Host` must name the same
+//! host, in one spelling, on one port.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use testkit::http::{self, Answer};
-use testkit::inside::{self, Dripping, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::http::{self, HttpResponse};
+use testkit::inside::{self, ByteAtATime, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-/// Long enough to close a connection.
+/// Time limit for closing a connection.
 const SOON: Duration = Duration::from_secs(20);
 
-/// api.example and its twin may both be reached over TLS, web.example without.
+/// api.example and its twin are allowed over TLS, web.example without.
 struct Net {
-    api: Origin,
-    web: Origin,
+    api: OriginServer,
+    web: OriginServer,
 }
 
-fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let net = Net {
-        api: bench.https(&["api.example", "twin.example"], |_| Reply::text("api")),
-        web: Origin::http(|_| Reply::text("web")),
+        api: fixture.https(&["api.example", "twin.example"], |_| {
+            OriginReply::text("api")
+        }),
+        web: OriginServer::http(|_| OriginReply::text("web")),
     };
     let rules = Rules::new()
         .allow("api.example")
@@ -40,13 +42,13 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>, &Inside)) {
         .at("web.example:443", net.web.address())
         .at("port.example:8000", net.web.address())
         .egress("timeouts: {header: 5s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&net, &agent, &agent.inside());
 }
 
 impl Net {
-    /// Nothing came out.
+    /// Asserts that no request reached an origin.
     #[track_caller]
     fn assert_untouched(&self) {
         let seen = [self.api.requests(), self.web.requests()].concat();
@@ -54,8 +56,8 @@ impl Net {
     }
 }
 
-/// Asks for a tunnel. What follows a success is the tunnel's.
-fn connect(mut stream: &TcpStream, to: &str) -> Answer {
+/// Sends CONNECT. The stream is the tunnel after a success.
+fn connect(mut stream: &TcpStream, to: &str) -> HttpResponse {
     let request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = http::read_head(stream).unwrap();
@@ -67,16 +69,16 @@ fn connect(mut stream: &TcpStream, to: &str) -> Answer {
 }
 
 /// A tunnel through the proxy.
-fn tunnel(inside: &Inside, to: &str) -> TcpStream {
+fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
     let stream = inside.port(8080);
     let answer = connect(&stream, to);
     assert_eq!(answer.status, 200, "{to}: {answer:?} {}", answer.text());
     stream
 }
 
-/// What a request in TLS in a tunnel gets.
-fn in_tunnel(inside: &Inside, to: &str, hello: Option<&str>, request: &str) -> Answer {
-    ask(
+/// The response to a request over TLS in a tunnel.
+fn in_tunnel(inside: &NetNamespace, to: &str, hello: Option<&str>, request: &str) -> HttpResponse {
+    exchange(
         inside::tls(tunnel(inside, to), hello, &["http/1.1"]),
         request,
     )
@@ -95,7 +97,7 @@ fn where_tunnel_hello_and_host_agree_the_request_passes() {
             assert_eq!(answer.text(), "api", "{to} {hello:?} {host}: {answer:?}");
         }
         assert_eq!(net.api.requests().len(), same.len());
-        // The name that was judged is the one that is said on.
+        // The checked name is the one that is sent upstream.
         for seen in net.api.requests() {
             let said = seen.uri.authority().map(ToString::to_string);
             let said = said.or_else(|| seen.header("host").map(ToOwned::to_owned));
@@ -108,7 +110,7 @@ fn where_tunnel_hello_and_host_agree_the_request_passes() {
 fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes() {
     with_agent(|net, agent, inside| {
         for (to, hello, host) in [
-            // Both names may be reached, and still it is one or the other.
+            // Both names are allowed, but they must agree.
             ("api.example:443", Some("twin.example"), "api.example"),
             ("api.example:443", Some("twin.example"), "twin.example"),
             ("api.example:443", Some("api.example"), "twin.example"),
@@ -120,13 +122,13 @@ fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes()
             ("api.example:8443", Some("api.example"), "api.example"),
         ] {
             let mut stream = inside::tls(tunnel(inside, to), hello, &["http/1.1"]);
-            let answer = ask(&mut stream, get(host, "/"));
+            let answer = exchange(&mut stream, get(host, "/"));
             let id = refusal(&answer, 421, "name_mismatch");
-            // By itself it would close later, when no other request came.
+            // An idle connection would close later.
             assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
             let closed = inside::ends(&mut stream, SOON);
             assert!(closed, "{to} {hello:?} {host}: still open");
-            assert_eq!(agent.bench.record(&id)["reason"], "name_mismatch");
+            assert_eq!(agent.fixture.record(&id)["reason"], "name_mismatch");
         }
         net.assert_untouched();
     });
@@ -136,7 +138,7 @@ fn tunnel_hello_and_host_that_differ_are_misdirected_and_the_connection_closes()
 fn without_a_proxy_the_hello_and_the_host_agree_or_nothing_passes() {
     with_agent(|net, _, inside| {
         let direct = |hello, host: &str| {
-            ask(
+            exchange(
                 inside::tls(inside.port(443), hello, &["http/1.1"]),
                 get(host, "/"),
             )
@@ -151,7 +153,7 @@ fn without_a_proxy_the_hello_and_the_host_agree_or_nothing_passes() {
             421,
             "name_mismatch",
         );
-        // Nobody says which host, but for the Host: that is not enough.
+        // Only the Host header names a host: that is not enough.
         refusal(&direct(None, "api.example"), 421, "name_mismatch");
         net.assert_untouched();
         assert_eq!(direct(Some("api.example"), "api.example").text(), "api");
@@ -162,21 +164,21 @@ fn without_a_proxy_the_hello_and_the_host_agree_or_nothing_passes() {
 fn each_request_on_a_kept_connection_is_judged_by_itself() {
     with_agent(|net, _, inside| {
         let mut stream = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
-        assert_eq!(ask(&mut stream, get("api.example", "/")).text(), "api");
+        assert_eq!(exchange(&mut stream, get("api.example", "/")).text(), "api");
         refusal(
-            &ask(&mut stream, get("twin.example", "/")),
+            &exchange(&mut stream, get("twin.example", "/")),
             421,
             "name_mismatch",
         );
         assert!(inside::ends(&mut stream, SOON));
         let mut plain = inside.port(80);
-        assert_eq!(ask(&mut plain, get("web.example", "/")).text(), "web");
+        assert_eq!(exchange(&mut plain, get("web.example", "/")).text(), "web");
         refusal(
-            &ask(&mut plain, get("evil.example", "/")),
+            &exchange(&mut plain, get("evil.example", "/")),
             403,
             "host_denied",
         );
-        assert_eq!(ask(&mut plain, get("web.example", "/")).text(), "web");
+        assert_eq!(exchange(&mut plain, get("web.example", "/")).text(), "web");
         assert_eq!(net.web.requests().len(), 2);
     });
 }
@@ -186,7 +188,7 @@ fn an_absolute_target_and_the_host_agree() {
     with_agent(|net, _, inside| {
         let say = |port, target: &str, host: &str| {
             let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            ask(inside.port(port), request)
+            exchange(inside.port(port), request)
         };
         for (target, host) in [
             ("http://web.example/", "evil.example"),
@@ -214,7 +216,7 @@ fn a_request_inside_tls_does_not_say_http() {
         let say = |target: &str| {
             let tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
             let request = format!("GET {target} HTTP/1.1\r\nHost: api.example:443\r\n\r\n");
-            ask(tls, request)
+            exchange(tls, request)
         };
         for target in ["http://api.example:443/", "http://api.example/"] {
             refusal(&say(target), 421, "name_mismatch");
@@ -229,7 +231,7 @@ fn the_port_counts() {
     with_agent(|net, _, inside| {
         let ask_for = |authority: &str| {
             let request = format!("GET http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n\r\n");
-            ask(inside.port(8080), request)
+            exchange(inside.port(8080), request)
         };
         for authority in [
             "web.example:8000",
@@ -251,16 +253,16 @@ fn the_port_counts() {
         );
         net.assert_untouched();
         assert_eq!(ask_for("port.example:8000").text(), "web");
-        // A program that knows no proxy means the port that it connected to.
+        // A program without a proxy means the port that it connected to.
         refusal(
-            &ask(inside.port(80), get("port.example:8000", "/")),
+            &exchange(inside.port(80), get("port.example:8000", "/")),
             421,
             "name_mismatch",
         );
     });
 }
 
-/// Addresses in every spelling that some program takes for one.
+/// Addresses in every spelling that some program accepts.
 const LITERALS: [&str; 21] = [
     "127.0.0.1",
     "169.254.169.254",
@@ -290,7 +292,7 @@ fn addresses_are_refused_in_every_spelling() {
     with_agent(|net, _, inside| {
         for literal in LITERALS {
             let request = format!("GET http://{literal}/ HTTP/1.1\r\nHost: {literal}\r\n\r\n");
-            let plain = ask(inside.port(8080), request);
+            let plain = exchange(inside.port(8080), request);
             let text = plain.text();
             assert!(
                 matches!(plain.status, 400 | 403),
@@ -300,13 +302,13 @@ fn addresses_are_refused_in_every_spelling() {
                 text.contains("ip_literal") || text.contains("bad_name"),
                 "{literal}: {text}"
             );
-            let plain = ask(inside.port(80), get(literal, "/"));
+            let plain = exchange(inside.port(80), get(literal, "/"));
             assert!(matches!(plain.status, 400 | 403), "{literal}: {plain:?}");
             // A tunnel is opened so that the refusal can be read inside, or refused at once.
             let stream = inside.port(8080);
             let opened = connect(&stream, &format!("{literal}:443"));
             if opened.status == 200 {
-                let inner = ask(inside::tls(stream, None, &[]), get(literal, "/"));
+                let inner = exchange(inside::tls(stream, None, &[]), get(literal, "/"));
                 let text = inner.text();
                 assert!(
                     matches!(inner.status, 400 | 403),
@@ -329,22 +331,22 @@ fn a_listed_address_is_reached_and_no_other() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("web"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("web"));
     let rules = Rules::new()
         .allow("192.0.2.7")
         .at("192.0.2.7:80", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     assert_eq!(agent.curl("http://192.0.2.7/").body, "web");
     refusal(
-        &ask(agent.inside().port(80), get("192.0.2.8", "/")),
+        &exchange(agent.inside().port(80), get("192.0.2.8", "/")),
         403,
         "ip_literal",
     );
-    // Another spelling is the same address, and goes out in the one that was judged.
+    // Another spelling is the same address, and is sent in the checked form.
     for spelling in ["3221225991", "0xc0000207", "192.0.519", "0300.0.2.7"] {
-        let answer = ask(agent.inside().port(80), get(spelling, "/"));
+        let answer = exchange(agent.inside().port(80), get(spelling, "/"));
         assert_eq!(answer.status, 200, "{spelling}: {answer:?}");
     }
     for seen in web.requests() {
@@ -355,18 +357,18 @@ fn a_listed_address_is_reached_and_no_other() {
 #[test]
 fn a_hello_in_one_byte_pieces_is_read_all_the_same() {
     with_agent(|_, _, inside| {
-        let stream = Dripping(inside.port(443));
+        let stream = ByteAtATime(inside.port(443));
         let mut stream = inside::tls(stream, Some("api.example"), &["http/1.1"]);
-        assert_eq!(ask(&mut stream, get("api.example", "/")).text(), "api");
-        let stream = Dripping(tunnel(inside, "api.example:443"));
+        assert_eq!(exchange(&mut stream, get("api.example", "/")).text(), "api");
+        let stream = ByteAtATime(tunnel(inside, "api.example:443"));
         let mut stream = inside::tls(stream, Some("evil.example"), &["http/1.1"]);
         refusal(
-            &ask(&mut stream, get("api.example", "/")),
+            &exchange(&mut stream, get("api.example", "/")),
             421,
             "name_mismatch",
         );
-        // And plain requests as well.
-        let answer = ask(Dripping(inside.port(80)), get("web.example", "/"));
+        // Plain requests as well.
+        let answer = exchange(ByteAtATime(inside.port(80)), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
     });
 }
@@ -388,10 +390,10 @@ fn a_hello_with_an_encrypted_one_inside_is_read_by_its_outer_name() {
     with_agent(|net, _, inside| {
         let grease = |name, host: &str| {
             let tls = inside::tls_with_ech(inside.port(443), name, &["http/1.1"]);
-            ask(tls, get(host, "/"))
+            exchange(tls, get(host, "/"))
         };
         assert_eq!(grease("api.example", "api.example").text(), "api");
-        // What it might hide plays no part: the request must name what the hello shows.
+        // The inner hello does not count: the request must name the outer name.
         refusal(&grease("evil.example", "api.example"), 421, "name_mismatch");
         refusal(&grease("evil.example", "evil.example"), 403, "host_denied");
         assert_eq!(net.api.requests().len(), 1);
@@ -402,23 +404,23 @@ fn a_hello_with_an_encrypted_one_inside_is_read_by_its_outer_name() {
 fn plain_text_in_a_tunnel_is_judged_as_http_or_closed() {
     with_agent(|net, _, inside| {
         // To port 80 it is HTTP, which some clients send through tunnels.
-        let answer = ask(tunnel(inside, "web.example:80"), get("web.example", "/"));
+        let answer = exchange(tunnel(inside, "web.example:80"), get("web.example", "/"));
         assert_eq!(answer.text(), "web");
         assert_eq!(net.web.requests().len(), 1);
         refusal(
-            &ask(tunnel(inside, "evil.example:80"), get("evil.example", "/")),
+            &exchange(tunnel(inside, "evil.example:80"), get("evil.example", "/")),
             403,
             "host_denied",
         );
         refusal(
-            &ask(tunnel(inside, "web.example:80"), get("evil.example", "/")),
+            &exchange(tunnel(inside, "web.example:80"), get("evil.example", "/")),
             421,
             "name_mismatch",
         );
         // To port 443 it is a request to http://…:443, which does not agree.
-        let answer = ask(tunnel(inside, "api.example:443"), get("api.example", "/"));
+        let answer = exchange(tunnel(inside, "api.example:443"), get("api.example", "/"));
         refusal(&answer, 421, "name_mismatch");
-        // What is neither TLS nor HTTP goes nowhere.
+        // Bytes that are neither TLS nor HTTP are not forwarded.
         for bytes in [
             "SSH-2.0-OpenSSH_9.2\r\n",
             "\0\0\0\0\0\0\0\0\n\n",
@@ -441,7 +443,7 @@ fn a_tunnel_in_a_tunnel_and_tls_in_tls_are_refused() {
     with_agent(|net, _, inside| {
         let connect = "CONNECT api.example:443 HTTP/1.1\r\nHost: api.example:443\r\n\r\n";
         refusal(
-            &ask(tunnel(inside, "web.example:80"), connect),
+            &exchange(tunnel(inside, "web.example:80"), connect),
             400,
             "framing",
         );
@@ -470,7 +472,7 @@ fn urllibs_connect_of_http_1_0_without_host_opens_a_tunnel() {
             .unwrap();
         let opened = http::read_head(&mut stream).unwrap();
         assert_eq!(opened.status, 200, "{opened:?}");
-        let answer = ask(
+        let answer = exchange(
             inside::tls(stream, Some("api.example"), &[]),
             get("api.example", "/"),
         );
@@ -480,7 +482,7 @@ fn urllibs_connect_of_http_1_0_without_host_opens_a_tunnel() {
              os.environ['https_proxy'] = 'http://192.0.0.1:8080'; \
              print(u.urlopen('https://api.example/').read().decode())";
         assert_eq!(
-            agent.says(&format!("/usr/bin/python3 -c \"{program}\"")),
+            agent.stdout_of(&format!("/usr/bin/python3 -c \"{program}\"")),
             "api"
         );
     });
@@ -491,7 +493,7 @@ fn names_and_paths_that_hide_something_are_refused() {
     with_agent(|net, _, inside| {
         let line = |target: &str, host: &str| {
             let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
-            ask(inside.port(8080), request)
+            exchange(inside.port(8080), request)
         };
         for (target, host) in [
             ("http://user@web.example/", "web.example"),
@@ -530,7 +532,7 @@ fn what_was_checked_is_what_is_sent() {
             ("/a/%2e%2e/b?q=%2e%2e", "/b?q=%2e%2e"),
         ] {
             let before = net.web.requests().len();
-            let answer = ask(inside.port(80), get("web.example", written));
+            let answer = exchange(inside.port(80), get("web.example", written));
             assert_eq!(
                 answer.status,
                 200,

@@ -1,13 +1,13 @@
-//! docs/observability.md against the metrics of the binary: its catalogue is complete, and its
-//! alerts can fire.
+//! docs/observability.md compared with the metrics of the binary: its catalogue is complete, and
+//! its alerts can fire.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::bench::Bench;
 use crate::shared::{Net, net_of};
+use crate::traffic_fixture::TrafficFixture;
 
 const PAGE: &str = include_str!("../../docs/observability.md");
 
@@ -117,14 +117,14 @@ fn read_alert(expression: &str) -> Alert {
     }
 }
 
-/// Traffic that makes the condition of every alert: answers of status 5xx, a git host that
+/// Traffic that meets the condition of every alert: responses of status 5xx, a git host that
 /// fails, requests over the rate, and an open circuit breaker.
-fn troubled_net() -> (Net, [Origin; 3]) {
-    let bench = Bench::new();
-    let forge = bench.https(&["github.com"], |_| Reply::status(502));
-    let failing = Origin::http(|_| Reply::status(500));
-    let slow = Origin::http(|_| Reply::text("hello"));
-    let net = net_of(bench, |rules| {
+fn troubled_net() -> (Net, [OriginServer; 3]) {
+    let fixture = TrafficFixture::new();
+    let forge = fixture.https(&["github.com"], |_| OriginReply::status(502));
+    let failing = OriginServer::http(|_| OriginReply::status(500));
+    let slow = OriginServer::http(|_| OriginReply::text("hello"));
+    let net = net_of(fixture, |rules| {
         rules
             .allow("github.com")
             .at("github.com", forge.address())
@@ -172,9 +172,9 @@ fn seed_003_alerts_select_series_that_trouble_raises() {
     for (name, alert) in &alerts {
         assert!(!alert.selectors.is_empty(), "{name}: {alert:?}");
         for selector in &alert.selectors {
-            // The record of a request is written after its answer.
+            // The record of a request is written after its response.
             let raised = || {
-                let samples = samples(&net.bench.metrics());
+                let samples = samples(&net.fixture.metrics());
                 let selected: Vec<Sample> = samples
                     .into_iter()
                     .filter(|sample| selector.selects(sample))
@@ -183,7 +183,7 @@ fn seed_003_alerts_select_series_that_trouble_raises() {
                 is_raised.then_some(selected)
             };
             let selected = wait::until_or(raised, || {
-                format!("{name}: {selector:?} in\n{}", net.bench.metrics())
+                format!("{name}: {selector:?} in\n{}", net.fixture.metrics())
             });
             for sample in selected {
                 for label in &alert.grouped_by {
@@ -192,8 +192,8 @@ fn seed_003_alerts_select_series_that_trouble_raises() {
             }
         }
     }
-    // Who and what is to blame has a name, also below a wildcard.
-    let metrics = net.bench.metrics();
+    // Labels name the upstream and the sandbox, also below a wildcard.
+    let metrics = net.fixture.metrics();
     for line in [
         "proxy_rate_limit_rejected_total{container_id=\"one\",upstream=\"slow.wild.example\"} 1",
         "proxy_circuit_breaker_state{container_id=\"one\",upstream=\"failing.example\"} 1",
@@ -225,7 +225,7 @@ fn is_catalogued(name: &str) -> bool {
     name.starts_with("proxy_") || name.starts_with("palisade_")
 }
 
-/// Metrics that have no series, and are not declared, before what they count has happened.
+/// Metrics that have no series, and are not declared, before their first event.
 const UNSEEN: [&str; 3] = [
     "palisade_task_restarts_total",
     "proxy_dns_queries_total",
@@ -237,7 +237,7 @@ const UNSEEN: [&str; 3] = [
 fn observability_page_lists_every_metric_with_its_labels() {
     let (net, _origins) = troubled_net();
     let catalogue = catalogue();
-    let metrics = net.bench.metrics();
+    let metrics = net.fixture.metrics();
     let mut found: BTreeSet<String> = UNSEEN.map(str::to_owned).into();
     for line in metrics.lines() {
         let Some(declared) = line.strip_prefix("# TYPE ") else {

@@ -1,9 +1,9 @@
 //! Bodies of requests that most clients send without one.
 
 use testkit::http;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 
-use crate::bench::{Bench, Rules, ask, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, may_enter, refusal};
 
 /// Methods whose requests rarely have a body (RFC 9110, 9.3), and one with a name of its own.
 const METHODS: [&str; 5] = ["GET", "HEAD", "DELETE", "OPTIONS", "REPORT"];
@@ -11,20 +11,20 @@ const METHODS: [&str; 5] = ["GET", "HEAD", "DELETE", "OPTIONS", "REPORT"];
 // Issue 14, number 11.
 #[test]
 fn body_of_unknown_length_arrives_whatever_the_method() {
-    let bench = Bench::new();
-    let one = bench.https_one(&["one.example"], |_| Reply::status(204));
-    let two = bench.https(&["two.example"], |_| Reply::status(204));
+    let fixture = TrafficFixture::new();
+    let one = fixture.https_one(&["one.example"], |_| OriginReply::status(204));
+    let two = fixture.https(&["two.example"], |_| OriginReply::status(204));
     let rules = Rules::new()
         .allow("one.example")
         .at("one.example", one.address())
         .allow("two.example")
         .at("two.example", two.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     for (origin, host) in [(&one, "one.example"), (&two, "two.example")] {
         for version in ["--http1.1", "--http2"] {
             for method in METHODS {
-                // What comes from a pipe has no length: chunks in HTTP/1, frames in HTTP/2.
+                // Standard input has no length: chunks in HTTP/1, frames in HTTP/2.
                 let what = format!("{method} {version} {host}");
                 let got = agent.curl(&format!(
                     "{version} -X {method} -T - https://{host}/ <<<'{what}'"
@@ -50,20 +50,20 @@ fn websocket_request_with_a_body_is_refused_and_says_why() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let web = testkit::origin::Origin::http(|_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let web = testkit::origin::OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let head = "GET / HTTP/1.1\r\nHost: web.example\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\
                 Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n";
     for body in [
         "Content-Length: 5\r\n\r\nhello",
         "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
     ] {
-        let answer = ask(agent.inside().port(80), format!("{head}{body}"));
+        let answer = exchange(agent.inside().port(80), format!("{head}{body}"));
         refusal(&answer, 400, "framing");
     }
     assert!(web.requests().is_empty());

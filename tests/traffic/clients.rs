@@ -1,38 +1,37 @@
-//! Programs that people use, each as it comes, with the proxy's variables and without.
+//! Common programs with default settings, with and without proxy variables.
 
-use testkit::origin::{Origin, Received, Reply};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, told};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
 const HEAD: &str = "0123456789abcdef0123456789abcdef01234567";
 
-fn answer(asked: &Received) -> Reply {
+fn answer(asked: &OriginRequest) -> OriginReply {
     match asked.path() {
-        "/app.git/info/refs" => {
-            Reply::text(format!("{HEAD}\trefs/heads/main\n")).header("content-type", "text/plain")
-        }
-        "/app.git/HEAD" => Reply::text("ref: refs/heads/main\n"),
-        _ => Reply::text(format!("hello {}", asked.method)),
+        "/app.git/info/refs" => OriginReply::text(format!("{HEAD}\trefs/heads/main\n"))
+            .header("content-type", "text/plain"),
+        "/app.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
+        _ => OriginReply::text(format!("hello {}", asked.method)),
     }
 }
 
-/// With no variable at all, and with those that a proxy has.
+/// Without proxy variables, and with them.
 const WAYS: [&str; 2] = [
     "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy;",
     "export http_proxy=http://192.0.0.1:8080 https_proxy=http://192.0.0.1:8080;",
 ];
 
 fn each_way(check: impl Fn(&Agent<'_>, &str)) {
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], answer);
-    let web = Origin::http(answer);
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], answer);
+    let web = OriginServer::http(answer);
     let rules = Rules::new()
         .allow("api.example")
         .allow("web.example")
         .at("api.example:443", api.address())
         .at("web.example:80", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     for way in WAYS {
         check(&agent, way);
     }
@@ -53,10 +52,13 @@ fn needs(agent: &Agent<'_>, program: &str) {
 fn curl_gets_what_it_asks_for_and_shows_why_not() {
     each_way(|agent, way| {
         for url in ["http://web.example/", "https://api.example/"] {
-            assert_eq!(agent.says(&format!("{way} curl -sS {url}")), "hello GET");
+            assert_eq!(
+                agent.stdout_of(&format!("{way} curl -sS {url}")),
+                "hello GET"
+            );
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.says(&format!("{way} curl -sS {url}"));
+            let said = agent.stdout_of(&format!("{way} curl -sS {url}"));
             assert!(said.contains("\"host_denied\""), "{said}");
         }
     });
@@ -64,19 +66,19 @@ fn curl_gets_what_it_asks_for_and_shows_why_not() {
 
 #[test]
 fn curl_speaks_http2_with_the_gate_and_the_gate_with_the_upstream() {
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], answer);
-    bench.write(
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], answer);
+    fixture.write(
         &Rules::new()
             .allow("api.example")
             .at("api.example", api.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let said =
-        agent.says("curl -sS --http2 -o /dev/null -w '%{http_version}' https://api.example/");
+        agent.stdout_of("curl -sS --http2 -o /dev/null -w '%{http_version}' https://api.example/");
     assert_eq!(said, "2");
-    let said =
-        agent.says("curl -sS --http1.1 -o /dev/null -w '%{http_version}' https://api.example/");
+    let said = agent
+        .stdout_of("curl -sS --http1.1 -o /dev/null -w '%{http_version}' https://api.example/");
     assert_eq!(said, "1.1");
     for seen in api.requests() {
         assert_eq!(seen.version, http::Version::HTTP_2, "{seen:?}");
@@ -88,12 +90,12 @@ fn wget_gets_what_it_asks_for() {
     each_way(|agent, way| {
         needs(agent, "wget");
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.says(&format!(
+            let said = agent.stdout_of(&format!(
                 "{way} wget -q --ca-certificate=$HOME/gate.pem -O - {url}"
             ));
             assert_eq!(said, "hello GET", "{url}");
         }
-        let said = agent.says(&format!(
+        let said = agent.stdout_of(&format!(
             "{way} wget -q --ca-certificate=$HOME/gate.pem --content-on-error -O - https://evil.example/; true"
         ));
         assert!(said.contains("\"host_denied\""), "{said}");
@@ -104,24 +106,24 @@ fn wget_gets_what_it_asks_for() {
 fn a_static_program_that_knows_no_proxy_gets_what_it_asks_for() {
     each_way(|agent, _| {
         needs(agent, "busybox");
-        let said = agent.says("env -i busybox wget -q -O - http://web.example/");
+        let said = agent.stdout_of("env -i busybox wget -q -O - http://web.example/");
         assert_eq!(said, "hello GET");
         let output = agent.bash("env -i busybox wget -q -O - http://evil.example/");
         assert!(!output.status.success());
-        assert!(told(&output).contains("403"), "{}", told(&output));
+        assert!(describe(&output).contains("403"), "{}", describe(&output));
     });
 }
 
 #[test]
 fn git_lists_a_repositorys_refs() {
     each_way(|agent, way| {
-        let said = agent.says(&format!(
+        let said = agent.stdout_of(&format!(
             "{way} git ls-remote https://api.example/app.git main"
         ));
         assert_eq!(said, format!("{HEAD}\trefs/heads/main"));
         let output = agent.bash(&format!("{way} git ls-remote https://evil.example/app.git"));
         assert!(!output.status.success());
-        assert!(told(&output).contains("403"), "{}", told(&output));
+        assert!(describe(&output).contains("403"), "{}", describe(&output));
     });
 }
 
@@ -131,13 +133,13 @@ fn pythons_urllib_gets_what_it_asks_for() {
         let program = "import sys, urllib.request as u, urllib.error as e\n\
             try: print(u.urlopen(sys.argv[1]).read().decode())\n\
             except e.HTTPError as refused: print(refused.code, refused.read().decode())\n";
-        agent.says(&format!("cat >~/get.py <<'EOF'\n{program}EOF\n"));
+        agent.stdout_of(&format!("cat >~/get.py <<'EOF'\n{program}EOF\n"));
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.says(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
+            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
             assert_eq!(said, "hello GET", "{url}");
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.says(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
+            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
             assert!(
                 said.starts_with("403") && said.contains("\"host_denied\""),
                 "{said}"
@@ -154,22 +156,22 @@ fn pythons_requests_gets_what_it_asks_for() {
             found.status.success(),
             "requests is missing here: ./test installs python3-requests"
         );
-        // Two on one session, so that the second finds the connection of the first.
+        // Two requests in one session, so that the second reuses the connection.
         let program = "import sys, requests\n\
             with requests.Session() as session:\n    \
                 for method in ('GET', 'POST'):\n        \
                     got = session.request(method, sys.argv[1], data={'GET': None, 'POST': 'x' * 100000}[method])\n        \
                     print(got.status_code, got.text.strip())\n";
-        agent.says(&format!("cat >~/ask.py <<'EOF'\n{program}EOF\n"));
+        agent.stdout_of(&format!("cat >~/ask.py <<'EOF'\n{program}EOF\n"));
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.says(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
+            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
             assert_eq!(said, "200 hello GET\n200 hello POST", "{url}");
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.says(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
+            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
             for line in said.lines() {
-                let told = line.starts_with("403") && line.contains("\"host_denied\"");
-                assert!(told, "{said}");
+                let refused = line.starts_with("403") && line.contains("\"host_denied\"");
+                assert!(refused, "{said}");
             }
             assert_eq!(said.lines().count(), 2, "{said}");
         }
@@ -181,7 +183,7 @@ fn nodes_fetch_gets_what_it_asks_for() {
     each_way(|agent, way| {
         needs(agent, "node");
         let get = |url: &str| {
-            agent.says(&format!(
+            agent.stdout_of(&format!(
                 "{way} node -e 'fetch(\"{url}\").then(async (r) => console.log(r.status, await r.text()))'"
             ))
         };
@@ -203,7 +205,7 @@ fn openssl_sees_a_certificate_for_exactly_the_name_it_asked_for() {
     each_way(|agent, _| {
         needs(agent, "openssl");
         for name in ["api.example", "evil.example"] {
-            let said = agent.says(&format!(
+            let said = agent.stdout_of(&format!(
                 "openssl s_client -connect {name}:443 -servername {name} -verify_return_error \
                  -verify_hostname {name} -CAfile ~/gate.pem </dev/null 2>/dev/null | \
                  openssl x509 -noout -ext subjectAltName"
@@ -211,7 +213,7 @@ fn openssl_sees_a_certificate_for_exactly_the_name_it_asked_for() {
             let names: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
             assert_eq!(names, [format!("DNS:{name}")], "{said}");
         }
-        let said = agent.says(
+        let said = agent.stdout_of(
             "printf 'GET / HTTP/1.1\\r\\nHost: api.example\\r\\nConnection: close\\r\\n\\r\\n' | \
              openssl s_client -quiet -connect api.example:443 -servername api.example -CAfile ~/gate.pem 2>/dev/null",
         );

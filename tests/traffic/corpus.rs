@@ -1,5 +1,5 @@
-//! The recorded decisions of the traffic plane: one table of requests, sent through every
-//! entry point, and what client and audit log showed of each (`tests/corpus/`).
+//! The recorded decisions of the traffic plane: one table of requests, sent through every entry
+//! point, with the results for client and audit log (`tests/corpus/`).
 
 mod expired;
 mod requests;
@@ -8,13 +8,13 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use testkit::corpus::Corpus;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::output;
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
-use testkit::said;
+use testkit::resolver::{self, RecordData, Resolver, record};
 
 use self::requests::REQUESTS;
-use crate::bench::{Agent, Bench};
+use crate::traffic_fixture::{Agent, TrafficFixture};
 
 /// The rules that the tables are decided by. `{…}` are filled in by [`Net::start`].
 const CONFIG: &str = r#"version: "1.0"
@@ -81,7 +81,7 @@ git:
   hosts: [forge.example]
 "#;
 
-/// Limits that decide the same however long a table takes.
+/// Limits that decide the same independent of time.
 const POLICY: &str = "rate_limits:
   per_upstream:
     limited.example: {requests_per_second: 0.0001, burst_size: 2}
@@ -129,17 +129,17 @@ const CONTAINERS: [(&str, &str); 3] = [
 
 /// A gate, a small internet, and a shared network.
 struct Net {
-    bench: Bench,
+    fixture: TrafficFixture,
     proxy: Port,
-    _origins: [Origin; 4],
+    _origins: [OriginServer; 4],
 }
 
 impl Net {
     fn start(policies: &str) -> Self {
-        let bench = Bench::new();
-        let answer = |asked: &testkit::origin::Received| match asked.path() {
+        let fixture = TrafficFixture::new();
+        let answer = |asked: &testkit::origin::OriginRequest| match asked.path() {
             // The origin switches protocols and closes the connection.
-            "/ws" => Reply::status(101)
+            "/ws" => OriginReply::status(101)
                 .header("upgrade", "websocket")
                 .header("connection", "upgrade"),
             _ if asked
@@ -147,9 +147,9 @@ impl Net {
                 .is_some_and(|host| host.starts_with("broken"))
                 || asked.uri.host() == Some("broken.example") =>
             {
-                Reply::status(502)
+                OriginReply::status(502)
             }
-            _ => Reply::text("{}"),
+            _ => OriginReply::text("{}"),
         };
         let names = [
             "open.example",
@@ -168,15 +168,15 @@ impl Net {
             "closed.example",
             "forge.example",
         ];
-        let tls = bench.https(&names, answer);
-        let plain = Origin::http(answer);
-        let untrusted = bench.https(&["another.example"], answer);
+        let tls = fixture.https(&names, answer);
+        let plain = OriginServer::http(answer);
+        let untrusted = fixture.https(&["another.example"], answer);
         // A listener that closes what it accepts.
-        let dead = Origin::raw(|stream, _| drop(stream));
+        let dead = OriginServer::raw(|stream, _| drop(stream));
         let resolver = Resolver::start();
-        resolver.tell("open.example", 1, address("open.example"));
+        resolver.set_reply("open.example", 1, address("open.example"));
         let proxy = Port::take();
-        let root = bench.place.path();
+        let root = fixture.gate_dir.path();
         for (name, text) in [("authz", AUTHZ), ("watch", WATCH)] {
             std::fs::create_dir_all(root.join(name)).unwrap();
             std::fs::write(root.join(name).join("policy.rego"), text).unwrap();
@@ -190,21 +190,21 @@ impl Net {
             .replace("{dead}", &dead.address().to_string())
             .replace("{untrusted}", &untrusted.address().to_string())
             .replace("{resolver}", &resolver.address().to_string());
-        bench.place.write_config(&config);
-        bench.ok(&["gate", "start"]);
-        bench.ok(&["ca", "export", "--out", "gate.pem"]);
+        fixture.gate_dir.write_config(&config);
+        fixture.ok(&["gate", "start"]);
+        fixture.ok(&["ca", "export", "--out", "gate.pem"]);
         Self {
-            bench,
+            fixture,
             proxy,
             _origins: [tls, plain, untrusted, dead],
         }
     }
 
-    /// Registers the containers of the shared network, which loopback plays.
+    /// Registers the containers of the shared network, which loopback stands for.
     fn register_containers(&self) {
         for (id, ip) in CONTAINERS {
             let args = ["registry", "add", id, "--ip", ip, "--repo", "acme/app"];
-            self.bench.ok(&args);
+            self.fixture.ok(&args);
         }
     }
 
@@ -212,7 +212,7 @@ impl Net {
     fn curl(&self, ip: &str, arguments: &str) -> String {
         let line = format!(
             "{CURL} --interface {ip} --cacert {}/gate.pem -x http://{} {arguments}",
-            self.bench.place.path().display(),
+            self.fixture.gate_dir.path().display(),
             self.proxy.address()
         );
         let output = Command::new("bash")
@@ -226,28 +226,28 @@ impl Net {
 
     /// Adds to the section `dns`, and restarts the gate.
     fn set_dns(&self, line: &str) {
-        let config = std::fs::read_to_string(self.bench.place.config()).unwrap();
+        let config = std::fs::read_to_string(self.fixture.gate_dir.config()).unwrap();
         let config = config.replace("dns: {", &format!("dns: {{{line}, "));
-        self.bench.place.write_config(&config);
-        self.bench.ok(&["gate", "restart"]);
+        self.fixture.gate_dir.write_config(&config);
+        self.fixture.ok(&["gate", "restart"]);
     }
 
     fn corpus(&self, name: &str) -> Corpus {
-        Corpus::open(name, &self.bench.place.control())
+        Corpus::open(name, &self.fixture.gate_dir.control())
     }
 }
 
-fn address(name: &str) -> resolver::Reply {
+fn address(name: &str) -> resolver::DnsReply {
     let address = std::net::Ipv4Addr::new(203, 0, 113, 7);
-    resolver::Reply::Records(vec![record(name, Data::A(address))])
+    resolver::DnsReply::Records(vec![record(name, RecordData::A(address))])
 }
 
 const CURL: &str = "curl -sS --max-time 60 -w '\\n%{http_connect} %{http_code}'";
 
-/// What curl showed: whether it succeeded, the status of a tunnel and of the answer, and the
+/// The result of curl: whether it succeeded, the status of CONNECT and of the response, and the
 /// reason that a refusal names.
 fn outcome(output: &Output) -> String {
-    let printed = said::out(output);
+    let printed = output::stdout(output);
     let (body, status) = printed
         .trim_end()
         .rsplit_once('\n')
@@ -271,7 +271,7 @@ struct Entry {
 
 fn replay(corpus: &mut Corpus, entry: &Entry, curl: impl Fn(&str) -> String) {
     for (name, host, path, more) in REQUESTS {
-        // Plain HTTP has no 8443 here, and curl asks for WebSocket in HTTP/1.1 only.
+        // Plain HTTP has no 8443 here, and curl opens WebSockets in HTTP/1.1 only.
         if entry.scheme == "http" && host.ends_with(":8443")
             || entry.arguments.contains("--http2") && name.starts_with("websocket")
         {
@@ -342,7 +342,7 @@ fn corpus_of_a_shared_network_with_bundles() {
     corpus.finish();
 }
 
-/// The entry points of a sandbox beside its proxy: programs that know of none.
+/// The entry points of a sandbox beside its proxy, for programs without a proxy.
 const TRANSPARENT: [Entry; 3] = [
     Entry {
         name: "transparent, http",
@@ -367,7 +367,7 @@ fn corpus_of_a_sandbox() {
     let names = ["one", "two", "three"];
     let agents: Vec<Agent<'_>> = names
         .iter()
-        .map(|name| net.bench.create_with(name, &["--repo", "acme/app"]))
+        .map(|name| net.fixture.create_with(name, &["--repo", "acme/app"]))
         .collect();
     let mut corpus = net.corpus("sandbox");
     for (entry, agent) in TRANSPARENT.iter().zip(&agents) {
@@ -396,9 +396,9 @@ const QUERIES: [&str; 14] = [
     "a_b.open.example",
 ];
 
-/// What dig showed: the status, and the extended error.
+/// The result of dig: the status, and the extended error.
 fn name_outcome(output: &Output) -> String {
-    let printed = said::out(output);
+    let printed = output::stdout(output);
     let status = printed.lines().find_map(|line| line.split_once("status: "));
     let status = status.map_or("-", |(_, rest)| rest.split(',').next().unwrap_or("-"));
     let error = printed.lines().find(|line| line.contains("EDE:"));
@@ -411,7 +411,7 @@ fn corpus_of_names() {
     for mode in ["synthetic", "forward"] {
         let net = Net::start("");
         net.set_dns(&format!("mode: {mode}"));
-        let agent = net.bench.create("one");
+        let agent = net.fixture.create("one");
         let mut corpus = net.corpus(&format!("names-{mode}"));
         for transport in ["+notcp", "+tcp"] {
             for query in QUERIES {
@@ -429,7 +429,7 @@ fn corpus_of_names() {
 #[test]
 fn corpus_of_policy_try() {
     let net = Net::start(BUNDLES);
-    let agent = net.bench.create_with("one", &["--repo", "acme/app"]);
+    let agent = net.fixture.create_with("one", &["--repo", "acme/app"]);
     let mut corpus = net.corpus("policy-try");
     for scheme in ["http", "https"] {
         for (name, host, path, more) in REQUESTS {
@@ -444,7 +444,7 @@ fn corpus_of_policy_try() {
             };
             let url = format!("{scheme}://{host}{path}");
             corpus.case(&format!("{scheme}: {name}"), || {
-                let output = net.bench.run(&[
+                let output = net.fixture.run(&[
                     "policy",
                     "try",
                     &url,
@@ -454,7 +454,8 @@ fn corpus_of_policy_try() {
                     &agent.name,
                     "--json",
                 ]);
-                let answer: Value = serde_json::from_str(&said::out(&output)).unwrap_or_default();
+                let answer: Value =
+                    serde_json::from_str(&output::stdout(&output)).unwrap_or_default();
                 let field = |name: &str| answer[name].as_str().unwrap_or("-").to_owned();
                 let code = output.status.code().unwrap_or(-1);
                 format!(

@@ -1,4 +1,4 @@
-//! Upstreams that answer before they have heard all of a request, and those with long heads.
+//! Upstreams that answer before the end of a request, and those with long response heads.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,26 +6,26 @@ use std::time::Duration;
 
 use testkit::http;
 use testkit::inside;
-use testkit::origin::{Latch, Origin};
+use testkit::origin::{Latch, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, may_enter};
 
 const SOON: Duration = Duration::from_secs(20);
 
 fn with_agent(
     serve: impl Fn(TcpStream, usize) + Send + Sync + 'static,
-    check: impl FnOnce(&Rules, &Origin, &Agent<'_>),
+    check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>),
 ) {
-    let bench = Bench::new();
-    let web = Origin::raw(serve);
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::raw(serve);
     let without = Rules::new().at("web.example", web.address());
-    bench.write(&without.clone().allow("web.example"));
-    let agent = bench.create("fix");
+    fixture.write(&without.clone().allow("web.example"));
+    let agent = fixture.create("fix");
     check(&without, &web, &agent);
 }
 
-/// Reads the head of a request, if one comes.
+/// Reads the head of a request, if one arrives.
 fn hears(stream: &mut TcpStream) -> bool {
     loop {
         match http::read_line(&mut *stream) {
@@ -43,7 +43,7 @@ fn an_upstream_that_answers_and_closes_early_is_heard() {
             let said = stream.write_all(
                 b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nno\n",
             );
-            // Closed with unread bytes in it, so that the gate is reset.
+            // Closed with unread bytes, so that the gate receives a reset.
             drop(said);
         }
     };
@@ -65,7 +65,7 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
         return;
     }
     let (heard, cut) = (Latch::new(), Latch::new());
-    let told = (heard.clone(), cut.clone());
+    let latches = (heard.clone(), cut.clone());
     let serve = move |mut stream: TcpStream, _| {
         if !hears(&mut stream) {
             return;
@@ -79,10 +79,10 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
                 break;
             }
             if bytes[..length].windows(4).any(|four| four == b"late") {
-                told.0.open();
+                latches.0.open();
             }
         }
-        told.1.open();
+        latches.1.open();
     };
     with_agent(serve, |without, _, agent| {
         let mut stream = agent.inside().port(80);
@@ -91,12 +91,12 @@ fn an_upload_that_outlives_its_answer_ends_with_its_rule() {
                 b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n",
             )
             .unwrap();
-        let answer = http::read_answer(&mut stream).unwrap();
+        let answer = http::read_response(&mut stream).unwrap();
         assert_eq!(answer.text(), "early");
         stream.write_all(b"4\r\nlate\r\n").unwrap();
         wait::until("the upstream to hear it", || heard.is_open().then_some(()));
-        assert!(!cut.is_open(), "it goes on while it may");
-        agent.bench.reload(without);
+        assert!(!cut.is_open(), "the upload continues while it is allowed");
+        agent.fixture.reload(without);
         wait::until("the upload to be cut", || cut.is_open().then_some(()));
         assert!(inside::ends(&mut stream, SOON));
     });
@@ -118,7 +118,7 @@ fn a_long_head_of_an_answer_passes_and_a_longer_one_is_explained() {
     with_agent(serve, |_, _, agent| {
         let got = agent.curl("-D ~/head http://web.example/");
         assert_eq!((got.status, got.body.as_str()), (200, "hello"));
-        let length = agent.says("grep -i '^x-long' ~/head | tr -d '\\r\\n' | wc -c");
+        let length = agent.stdout_of("grep -i '^x-long' ~/head | tr -d '\\r\\n' | wc -c");
         assert_eq!(length, "60008");
         let got = agent.curl("http://web.example/");
         got.refused(502, "connect_failed");

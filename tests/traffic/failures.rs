@@ -1,13 +1,13 @@
-//! Clients that leave and upstreams that fail: on record, and no refusals.
+//! Failures of clients and upstreams: recorded, and not counted as refusals.
 
 use testkit::port::Port;
-use testkit::{said, wait};
+use testkit::{output, wait};
 
-use crate::bench::{Bench, Rules, text, told};
+use crate::traffic_fixture::{Rules, TrafficFixture, describe, text};
 
 /// The sum of a metric's series with that label.
-fn count(bench: &Bench, metric: &str, label: &str) -> f64 {
-    let metrics = bench.metrics();
+fn count(fixture: &TrafficFixture, metric: &str, label: &str) -> f64 {
+    let metrics = fixture.metrics();
     let lines = metrics
         .lines()
         .filter(|line| line.starts_with(metric) && line.contains(label));
@@ -16,14 +16,14 @@ fn count(bench: &Bench, metric: &str, label: &str) -> f64 {
 }
 
 /// A gate that allows api.example, where no server listens. The port stays reserved.
-fn with_unreachable_upstream() -> (Bench, Port) {
-    let bench = Bench::new();
+fn with_unreachable_upstream() -> (TrafficFixture, Port) {
+    let fixture = TrafficFixture::new();
     let port = Port::take();
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", port.address());
-    bench.write(&rules);
-    (bench, port)
+    fixture.write(&rules);
+    (fixture, port)
 }
 
 const DENIED: (&str, &str) = ("proxy_request_duration_seconds_count", "verdict=\"deny\"");
@@ -32,54 +32,54 @@ const REFUSED: (&str, &str) = ("proxy_requests_total", "upstream=\"refused\"");
 // Issue 14, number 12.
 #[test]
 fn failures_of_clients_and_upstreams_count_as_no_refusals() {
-    let (bench, _port) = with_unreachable_upstream();
-    let agent = bench.create("fix");
+    let (fixture, _port) = with_unreachable_upstream();
+    let agent = fixture.create("fix");
     let failed = agent
         .curl("http://api.example/")
         .refused(502, "connect_failed");
     // A TLS hello that ends after its first bytes.
-    agent.says("exec 3<>/dev/tcp/192.0.2.1/443; printf '\\x16\\x03\\x01' >&3; exec 3>&-");
+    agent.stdout_of("exec 3<>/dev/tcp/192.0.2.1/443; printf '\\x16\\x03\\x01' >&3; exec 3>&-");
     let left = || {
-        let mut records = bench.records().into_iter();
+        let mut records = fixture.records().into_iter();
         records.find(|one| one["reason"] == "client_left")
     };
     let left = wait::until("a record of the client that left", left);
     assert_eq!(left["verdict"], serde_json::Value::Null, "{left}");
-    let record = bench.record(&failed);
+    let record = fixture.record(&failed);
     assert_eq!(record["verdict"], "allow", "{record}");
     assert_eq!(record["reason"], "connect_failed", "{record}");
     assert_eq!(record["rule"], "allowlist:api.example", "{record}");
     assert_eq!(record["status"], 502, "{record}");
-    let why = bench.ok(&["why", &failed]);
+    let why = fixture.ok(&["why", &failed]);
     assert!(
         why.starts_with("allowed, and failed: GET api.example"),
         "{why}"
     );
     assert!(why.contains("connect_failed"), "{why}");
 
-    assert_eq!(bench.ok(&["audit", "export", "--verdict", "deny"]), "");
+    assert_eq!(fixture.ok(&["audit", "export", "--verdict", "deny"]), "");
     for (metric, label) in [DENIED, REFUSED] {
-        assert_eq!(count(&bench, metric, label), 0.0, "{metric}");
+        assert_eq!(count(&fixture, metric, label), 0.0, "{metric}");
     }
     // What is refused still counts.
     let refused = agent
         .curl("http://evil.example/")
         .refused(403, "host_denied");
-    assert_eq!(bench.record(&refused)["verdict"], "deny");
+    assert_eq!(fixture.record(&refused)["verdict"], "deny");
     for (metric, label) in [DENIED, REFUSED] {
-        assert_eq!(count(&bench, metric, label), 1.0, "{metric}");
+        assert_eq!(count(&fixture, metric, label), 1.0, "{metric}");
     }
-    assert!(bench.ok(&["audit", "verify"]).starts_with("intact"));
+    assert!(fixture.ok(&["audit", "verify"]).starts_with("intact"));
 }
 
 // Issue 14, number 12.
 #[test]
 fn summary_of_a_run_lists_failed_upstreams_apart_from_refusals() {
-    let (bench, _port) = with_unreachable_upstream();
+    let (fixture, _port) = with_unreachable_upstream();
     let line = "curl -s http://api.example/ >/dev/null; true";
     let run = ["run", "--no-repo", "--rm"];
     let command = ["--", "bash", "-c", line];
-    let printed = bench.ok(&[&run[..], &["--json"], &command].concat());
+    let printed = fixture.ok(&[&run[..], &["--json"], &command].concat());
     let value: serde_json::Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(value["refused"], serde_json::json!([]), "{value}");
     assert_eq!(text(&value["failed"][0]["host"]), "api.example", "{value}");
@@ -88,9 +88,9 @@ fn summary_of_a_run_lists_failed_upstreams_apart_from_refusals() {
     let is_api = |one: &serde_json::Value| one["host"] == "api.example" && one["port"] == 80;
     assert!(!reached.iter().any(is_api), "{value}");
 
-    let output = bench.run(&[&run[..], &command].concat());
-    assert!(output.status.success(), "{}", told(&output));
-    let summary = said::err(&output);
+    let output = fixture.run(&[&run[..], &command].concat());
+    assert!(output.status.success(), "{}", describe(&output));
+    let summary = output::stderr(&output);
     assert!(summary.contains("failed: api.example:80 (1×)"), "{summary}");
     assert!(!summary.contains("refused:"), "{summary}");
 }

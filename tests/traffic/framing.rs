@@ -1,26 +1,27 @@
-//! Messages that two readers could read in two ways are refused, said so, and written down.
+//! Ambiguous messages are refused with a reason, and recorded.
 
 use std::io::Write;
 use std::time::Duration;
 
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let web = Origin::http(|asked| Reply::text(format!("{} {}", asked.path(), asked.length)));
+    let fixture = TrafficFixture::new();
+    let web =
+        OriginServer::http(|asked| OriginReply::text(format!("{} {}", asked.path(), asked.length)));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&web, &agent, &agent.inside());
 }
 
@@ -139,11 +140,11 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
         ];
         for (what, bytes) in &cases {
             let mut stream = inside.port(80);
-            let answer = ask(&mut stream, bytes);
+            let answer = exchange(&mut stream, bytes);
             assert_eq!(answer.status, 400, "{what}: {answer:?} {}", answer.text());
             let id = refusal(&answer, 400, "framing");
             assert!(inside::ends(&mut stream, SOON), "{what}: still open");
-            let record = agent.bench.record(&id);
+            let record = agent.fixture.record(&id);
             assert_eq!(
                 (&record["verdict"], &record["reason"], &record["sandbox"]),
                 (&"deny".into(), &"framing".into(), &agent.id.as_str().into()),
@@ -174,7 +175,7 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
             let mut stream = inside.port(80);
             let bytes = head(&["Transfer-Encoding: chunked"]) + body + &smuggled;
             stream.write_all(bytes.as_bytes()).unwrap();
-            let answer = testkit::http::read_answer(&mut stream);
+            let answer = testkit::http::read_response(&mut stream);
             if let Ok(answer) = answer {
                 assert!(
                     answer.status >= 400,
@@ -187,7 +188,7 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
         let seen = web.requests();
         assert!(seen.is_empty(), "{seen:?}");
         let count = || {
-            let records = agent.bench.records().into_iter();
+            let records = agent.fixture.records().into_iter();
             let faults = records.filter(|record| record["reason"] == "framing");
             (faults.count() >= 11).then_some(())
         };
@@ -200,16 +201,16 @@ fn requests_one_after_the_other_in_one_packet_are_each_answered() {
     with_agent(|web, _, inside| {
         let mut stream = inside.port(80);
         let both = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
-        assert_eq!(ask(&mut stream, both).text(), "/x 5");
-        let second = testkit::http::read_answer(&mut stream).unwrap();
+        assert_eq!(exchange(&mut stream, both).text(), "/x 5");
+        let second = testkit::http::read_response(&mut stream).unwrap();
         assert_eq!(second.text(), "/second 0");
         let chunked = head(&["Transfer-Encoding: chunked"]) + "5\r\nhello\r\n0\r\n\r\n";
         assert_eq!(
-            ask(&mut stream, chunked + &get("web.example", "/last")).text(),
+            exchange(&mut stream, chunked + &get("web.example", "/last")).text(),
             "/x 5"
         );
         assert_eq!(
-            testkit::http::read_answer(&mut stream).unwrap().text(),
+            testkit::http::read_response(&mut stream).unwrap().text(),
             "/last 0"
         );
         assert_eq!(web.requests().len(), 4);
@@ -234,7 +235,10 @@ fn headers_between_neighbours_end_at_the_gate_and_cannot_take_others_with_them()
             "Content-Type: text/plain",
             "Content-Length: 5",
         ];
-        assert_eq!(ask(inside.port(80), head(&lines) + "hello").status, 200);
+        assert_eq!(
+            exchange(inside.port(80), head(&lines) + "hello").status,
+            200
+        );
         let seen = &web.requests()[0];
         for gone in [
             "x-mine",
@@ -265,16 +269,16 @@ fn headers_between_neighbours_end_at_the_gate_and_cannot_take_others_with_them()
 fn a_head_without_end_is_refused() {
     with_agent(|web, _, inside| {
         let long = format!("X-Long: {}", "a".repeat(200 * 1024));
-        let answer = ask(inside.port(80), head(&[&long]));
+        let answer = exchange(inside.port(80), head(&[&long]));
         assert!(matches!(answer.status, 400 | 431), "{answer:?}");
         let many: String = (0..20_000).map(|n| format!("X-{n}: 1\r\n")).collect();
-        let answer = ask(inside.port(80), head(&[many.trim_end()]));
+        let answer = exchange(inside.port(80), head(&[many.trim_end()]));
         assert!(matches!(answer.status, 400 | 431), "{answer:?}");
         let target = format!(
             "GET /{} HTTP/1.1\r\nHost: web.example\r\n\r\n",
             "a".repeat(200 * 1024)
         );
-        let answer = ask(inside.port(80), target);
+        let answer = exchange(inside.port(80), target);
         assert!(matches!(answer.status, 400 | 414 | 431), "{answer:?}");
         assert!(web.requests().is_empty());
     });

@@ -1,38 +1,38 @@
-//! The rules for GitHub's API, as an agent meets them.
+//! The rules for GitHub's API, tested from inside a sandbox.
 
 use std::io::Write;
 use std::time::Duration;
 
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 
-use crate::bench::{Bench, Rules, ask, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
 /// A sandbox that is registered for acme/app.
 fn with_github(
     rules: impl FnOnce(Rules) -> Rules,
-    answer: impl Fn() -> Reply + Send + Sync + 'static,
-    check: impl FnOnce(&Rules, &Origin, &Bench, &Inside),
+    answer: impl Fn() -> OriginReply + Send + Sync + 'static,
+    check: impl FnOnce(&Rules, &OriginServer, &TrafficFixture, &NetNamespace),
 ) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.github.com"], move |_| answer());
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.github.com"], move |_| answer());
     let plain = Rules::new()
         .allow("api.github.com")
         .at("api.github.com", api.address());
-    bench.write(&rules(plain.clone()));
-    let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
-    let inside = Inside::of(&bench.place, made["id"].as_str().unwrap());
-    check(&plain, &api, &bench, &inside);
+    fixture.write(&rules(plain.clone()));
+    let made = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    let inside = NetNamespace::of(&fixture.gate_dir, made["id"].as_str().unwrap());
+    check(&plain, &api, &fixture, &inside);
 }
 
-/// A request of that first line, with these headers and this body.
-fn said(line: &str, headers: &[&str], body: &str) -> String {
+/// A request with that first line, these headers and this body.
+fn request_text(line: &str, headers: &[&str], body: &str) -> String {
     let lines: String = headers.iter().map(|one| format!("{one}\r\n")).collect();
     let length = body.len();
     format!(
@@ -40,7 +40,7 @@ fn said(line: &str, headers: &[&str], body: &str) -> String {
     )
 }
 
-fn speak(inside: &Inside) -> inside::Tls<std::net::TcpStream> {
+fn speak(inside: &NetNamespace) -> inside::Tls<std::net::TcpStream> {
     inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"])
 }
 
@@ -50,18 +50,18 @@ const JSON: &str = "Content-Type: application/json";
 fn seed_003_line_04_pull_request_merge_is_refused() {
     with_github(
         |rules| rules,
-        || Reply::text("{}"),
-        |_, api, bench, inside| {
+        || OriginReply::text("{}"),
+        |_, api, fixture, inside| {
             let merge = "PUT /repos/acme/app/pulls/123/merge";
-            let answer = ask(speak(inside), said(merge, &[JSON], "{}"));
+            let answer = exchange(speak(inside), request_text(merge, &[JSON], "{}"));
             let id = refusal(&answer, 403, "github_rule");
             let error = answer.json()["error"].to_string();
             assert!(
                 error.contains("PR merge blocked - use GitHub UI"),
                 "{error}"
             );
-            assert_eq!(bench.record(&id)["reason"], "github_rule");
-            // By the other roads that lead there.
+            assert_eq!(fixture.record(&id)["reason"], "github_rule");
+            // By other routes with the same effect.
             for (line, body) in [
                 ("PUT /repos/acme/app/pulls/123/merge/", "{}"),
                 ("PUT /repos/acme/app//pulls/123/%6derge", "{}"),
@@ -74,13 +74,16 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                     "{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}",
                 ),
             ] {
-                let answer = ask(speak(inside), said(line, &[JSON], body));
+                let answer = exchange(speak(inside), request_text(line, &[JSON], body));
                 refusal(&answer, 403, "github_rule");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
-            // What is no merge passes.
+            // Requests that do not merge pass.
             let comment = "POST /repos/acme/app/issues/1/comments";
-            let answer = ask(speak(inside), said(comment, &[JSON], "{\"body\":\"hi\"}"));
+            let answer = exchange(
+                speak(inside),
+                request_text(comment, &[JSON], "{\"body\":\"hi\"}"),
+            );
             assert_eq!(answer.status, 200, "{}", answer.text());
         },
     );
@@ -92,10 +95,11 @@ fn seed_003_blocked_api_pattern_is_refused() {
     let policy = "policy:\n  blocked_api_patterns:\n    GET: ['^/repos/[^/]+/[^/]+/pulls$']\n";
     with_github(
         |rules| rules.policy(policy),
-        || Reply::text("{}"),
-        |_, api, bench, inside| {
+        || OriginReply::text("{}"),
+        |_, api, fixture, inside| {
             // The rules for GitHub allow both: they read a registered repository.
-            let read = |path: &str| ask(speak(inside), said(&format!("GET {path}"), &[], ""));
+            let read =
+                |path: &str| exchange(speak(inside), request_text(&format!("GET {path}"), &[], ""));
             assert_eq!(read("/repos/acme/app/issues").status, 200);
             for path in [
                 "/repos/acme/app/pulls",
@@ -107,7 +111,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
                 let id = refusal(&answer, 403, "github_rule");
                 let rule = "policy.yaml:blocked_api_patterns";
                 assert_eq!(answer.json()["rule"], rule, "{path}");
-                assert_eq!(bench.record(&id)["rule"], rule, "{path}");
+                assert_eq!(fixture.record(&id)["rule"], rule, "{path}");
             }
             assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
         },
@@ -118,19 +122,19 @@ fn seed_003_blocked_api_pattern_is_refused() {
 fn a_request_with_two_content_types_is_refused() {
     with_github(
         |rules| rules,
-        || Reply::text("{}"),
+        || OriginReply::text("{}"),
         |_, api, _, inside| {
             let line = "POST /repos/acme/app/issues";
             let body = "{\"title\":\"a\"}";
             let form = "Content-Type: application/x-www-form-urlencoded";
             let strange = "Content-Type: application/json\u{e9}";
             for headers in [&[JSON, form][..], &[form, JSON], &[JSON, JSON], &[strange]] {
-                let answer = ask(speak(inside), said(line, headers, body));
+                let answer = exchange(speak(inside), request_text(line, headers, body));
                 refusal(&answer, 403, "github_rule");
                 assert_eq!(answer.json()["rule"], "github:content-type", "{headers:?}");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
-            let answer = ask(speak(inside), said(line, &[JSON], body));
+            let answer = exchange(speak(inside), request_text(line, &[JSON], body));
             assert_eq!(answer.status, 200, "{}", answer.text());
         },
     );
@@ -142,8 +146,8 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
     let held = latch.clone();
     with_github(
         |rules| rules.egress("github: {allow: [read-user]}"),
-        move || Reply::text("begun").paused(&held),
-        |without, _, bench, inside| {
+        move || OriginReply::text("begun").paused(&held),
+        |without, _, fixture, inside| {
             let open = |path: &str| {
                 let mut tls = speak(inside);
                 write!(tls, "GET {path} HTTP/1.1\r\nHost: api.github.com\r\n\r\n").unwrap();
@@ -155,9 +159,9 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
             };
             let mut switched = open("/user");
             let mut own = open("/repos/acme/app");
-            bench.reload(without);
+            fixture.reload(without);
             assert!(inside::ends(&mut switched, SOON));
-            let answer = ask(speak(inside), said("GET /user", &[], ""));
+            let answer = exchange(speak(inside), request_text("GET /user", &[], ""));
             refusal(&answer, 403, "github_rule");
             latch.open();
             assert_eq!(http::read_chunk(&mut own).unwrap(), None, "it was cut too");

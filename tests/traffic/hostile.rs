@@ -1,4 +1,4 @@
-//! Load that means harm, bounded: the gate keeps its memory, and the others their answers.
+//! Bounded hostile load: the gate's memory stays limited, and other sandboxes are served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -6,33 +6,35 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use testkit::inside;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter};
 
 const API: &str = "https://api.example/";
 
-/// A sandbox that means harm, and one that does its work.
+/// A hostile sandbox, and one that works normally.
 fn with_two(
     rules: impl FnOnce(Rules) -> Rules,
-    check: impl FnOnce(&Bench, &Agent<'_>, &Agent<'_>),
+    check: impl FnOnce(&TrafficFixture, &Agent<'_>, &Agent<'_>),
 ) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.example", "fails.example"], |_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example", "fails.example"], |_| {
+        OriginReply::text("hello")
+    });
     let given = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
-    bench.write(&rules(given));
-    let (evil, good) = (bench.create("evil"), bench.create("good"));
+    fixture.write(&rules(given));
+    let (evil, good) = (fixture.create("evil"), fixture.create("good"));
     assert_eq!(good.curl(API).status, 200);
-    check(&bench, &evil, &good);
+    check(&fixture, &evil, &good);
 }
 
-/// Sends the rest a byte at a time until the other side ends it; says after how long.
+/// Sends the rest one byte at a time until the peer closes; returns the time.
 fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
     let begun = Instant::now();
     for byte in rest {
@@ -82,7 +84,7 @@ fn heads_that_never_end_are_not_waited_for() {
                 }
                 let (rest, slow, inside) = (&rest, &slow, &inside);
                 scope.spawn(move || {
-                    // In TLS as well, where the handshake was quick.
+                    // In TLS as well, after a normal handshake.
                     let stream = inside.port(443);
                     let mut tls = inside::tls(stream, Some("api.example"), &["http/1.1"]);
                     tls.write_all(b"GET / HTTP/1.1\r\nHost: api.example\r\nX-A: ")
@@ -94,7 +96,7 @@ fn heads_that_never_end_are_not_waited_for() {
                     assert!(ended < Duration::from_secs(20), "{ended:?} in TLS");
                 });
                 scope.spawn(move || {
-                    // And a hello of which each byte comes late.
+                    // And a TLS hello of which each byte comes late.
                     let mut stream = slow(443);
                     stream
                         .write_all(&[0x16, 3, 1, 4, 0, 1, 0, 3, 0xfc, 3, 3])
@@ -107,9 +109,9 @@ fn heads_that_never_end_are_not_waited_for() {
     );
 }
 
-/// How many series there are, but for the histograms' buckets.
-fn series(bench: &Bench) -> usize {
-    let metrics = bench.metrics();
+/// Number of series without histogram buckets.
+fn series(fixture: &TrafficFixture) -> usize {
+    let metrics = fixture.metrics();
     metrics
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -124,7 +126,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                 .allow("\"*.wild.example\"")
                 .policy("rate_limits: {enabled: false}\n")
         },
-        |bench, evil, good| {
+        |fixture, evil, good| {
             let inside = evil.inside();
             let deny = |from: usize, to: usize| {
                 let mut plain = inside.port(80);
@@ -134,17 +136,17 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                         .write_all(asked.collect::<String>().as_bytes())
                         .unwrap();
                     for _ in 0..50 {
-                        let answer = testkit::http::read_answer(&mut plain).unwrap();
+                        let answer = testkit::http::read_response(&mut plain).unwrap();
                         assert_eq!(answer.status, 403, "{answer:?}");
                     }
                 }
             };
-            // Certificates are made for names, too; and addresses.
+            // Certificates are issued for names and addresses, too.
             let shake = |from: u32, to: u32| {
                 for n in from..to {
                     let name = format!("h{n}.evil.example");
                     let mut tls = inside::tls(inside.port(443), Some(&name), &["http/1.1"]);
-                    assert_eq!(ask(&mut tls, get(&name, "/")).status, 403);
+                    assert_eq!(exchange(&mut tls, get(&name, "/")).status, 403);
                 }
             };
             let look_up = |from: u32, to: u32| {
@@ -160,7 +162,7 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
                         query.extend(label.as_bytes());
                     }
                     query.extend([0, 0, 1, 0, 1]);
-                    // Most are dropped: so many at a time are not answered.
+                    // Most are dropped: only a limited number is answered at a time.
                     socket.send(&query).unwrap();
                 }
             };
@@ -168,15 +170,15 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
             shake(0, 50);
             look_up(0, 300);
             wait::until("the numbers to stand still", || {
-                (series(bench) == series(bench)).then_some(())
+                (series(fixture) == series(fixture)).then_some(())
             });
-            let (before, memory) = (series(bench), bench.most_memory());
+            let (before, memory) = (series(fixture), fixture.most_memory());
             deny(300, 10_300);
             shake(50, 350);
             look_up(300, 10_300);
-            let after = series(bench);
+            let after = series(fixture);
             assert!(after <= before + 2, "{before} series became {after}");
-            let grown = bench.most_memory() - memory;
+            let grown = fixture.most_memory() - memory;
             println!("{grown} KiB, {before} series before and {after} after");
             assert!(grown < 48 * 1024, "{grown} KiB");
             assert_eq!(good.curl(API).status, 200);
@@ -208,7 +210,7 @@ fn request() -> Vec<u8> {
     block
 }
 
-/// Says frames until they are all said or nobody listens any more.
+/// Sends frames until the end or until the peer closes.
 fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
     let mut tls = inside::tls(agent.inside().port(443), Some("api.example"), &["h2"]);
     tls.sock
@@ -234,8 +236,8 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
     let no_limits = "rate_limits: {enabled: false}\n";
     with_two(
         |rules| rules.policy(no_limits),
-        |bench, evil, good| {
-            let memory = bench.most_memory();
+        |fixture, evil, good| {
+            let memory = fixture.most_memory();
             std::thread::scope(|scope| {
                 let flooding = scope.spawn(|| (0..4).map(|_| what(evil)).sum::<usize>());
                 for _ in 0..5 {
@@ -245,7 +247,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
             });
             assert_eq!(good.curl(API).status, 200);
             assert_eq!(evil.curl(API).status, 200);
-            let grown = bench.most_memory() - memory;
+            let grown = fixture.most_memory() - memory;
             println!("{grown} KiB");
             assert!(grown < 64 * 1024, "{grown} KiB");
         },
@@ -291,7 +293,7 @@ fn a_head_of_http2_that_never_ends_is_survived() {
     });
 }
 
-/// What a process may have open.
+/// Raises the limit of open files.
 fn raise_own_limit() {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
@@ -301,9 +303,9 @@ fn raise_own_limit() {
 fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
     with_two(
         |rules| rules,
-        |bench, evil, good| {
+        |fixture, evil, good| {
             raise_own_limit();
-            let before = bench.most_memory();
+            let before = fixture.most_memory();
             let open = |count: usize, then: fn(&mut TcpStream)| -> Vec<TcpStream> {
                 let to = SocketAddr::from(([192, 0, 2, 1], 8080));
                 evil.inside().within(move || {
@@ -325,8 +327,8 @@ fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
                 assert_eq!(head.status, 200);
             });
             assert_eq!(good.curl(API).status, 200);
-            assert_eq!(bench.control("GET", "/v1/health").status, 200);
-            let grown = bench.most_memory() - before;
+            assert_eq!(fixture.control("GET", "/v1/health").status, 200);
+            let grown = fixture.most_memory() - before;
             println!(
                 "{} KiB for each of {}",
                 grown / 2000,
@@ -346,7 +348,7 @@ fn tunnels_count_among_a_sandboxs_connections() {
         |_, evil, good| {
             raise_own_limit();
             let to = SocketAddr::from(([192, 0, 2, 1], 8080));
-            // More than one sandbox may have at a time: the last ones wait for a place.
+            // More than one sandbox may have at a time: the last ones wait.
             let (opened, waiting) = evil.inside().within(move || {
                 let mut streams = Vec::new();
                 for _ in 0..4300 {
@@ -373,7 +375,7 @@ fn tunnels_count_among_a_sandboxs_connections() {
             let mut waiting = waiting.expect("there is an end to it");
             assert!(opened.len() > 1000, "{}", opened.len());
             assert_eq!(good.curl(API).status, 200);
-            // A place that becomes free is the next one's.
+            // The next connection gets a slot that becomes free.
             drop(opened);
             waiting.set_read_timeout(Some(wait::LIMIT)).unwrap();
             assert_eq!(testkit::http::read_head(&mut waiting).unwrap().status, 200);

@@ -1,27 +1,27 @@
-//! Issue 14, number 4: what the gate answers itself, at `palisade.internal`, is limited as
-//! everything else is, and an agent cannot flood the gate's log with it.
+//! Issue 14, number 4: the gate's own responses at `palisade.internal` are rate-limited as
+//! everything else is, and an agent cannot flood the gate's log with them.
 
-use testkit::said;
+use testkit::output;
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, told};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
-/// The first line of a fetch in git's own protocol.
+/// The first line of a fetch in the git protocol.
 const FETCH: &str = r"0031git-upload-pack /none\0host=palisade.internal\0";
 
-fn with_agent(policy: &str, check: impl FnOnce(&Bench, &Agent<'_>)) {
-    let bench = Bench::new();
-    bench.write(&Rules::new().allow("api.example").policy(policy));
-    let agent = bench.create("fix");
-    check(&bench, &agent);
+fn with_agent(policy: &str, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
+    fixture.write(&Rules::new().allow("api.example").policy(policy));
+    let agent = fixture.create("fix");
+    check(&fixture, &agent);
 }
 
 #[test]
 fn the_gates_own_answers_are_rate_limited_however_they_are_asked_for() {
-    // So slow that no token comes back while the test lasts.
+    // So slow that no token is refilled during the test.
     let limits = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 3}\n";
-    with_agent(limits, |bench, agent| {
-        // What an agent asks of unknown hosts does not keep it from the gate.
+    with_agent(limits, |fixture, agent| {
+        // Requests to unknown hosts do not use the tokens for the gate.
         for _ in 0..3 {
             let got = agent.curl("http://denied.example/");
             got.refused(403, "host_denied");
@@ -49,40 +49,40 @@ fn the_gates_own_answers_are_rate_limited_however_they_are_asked_for() {
             assert_eq!(body["error"], "Rate limit exceeded", "{asked}");
             assert_eq!(body["container_id"], agent.id.as_str(), "{asked}");
             assert_eq!(body["upstream"], "palisade.internal", "{asked}");
-            let record = bench.record(&id);
+            let record = fixture.record(&id);
             assert_eq!(
                 (&record["stage"], &record["host"], &record["status"]),
                 (&"rate".into(), &"palisade.internal".into(), &429.into()),
                 "{asked}"
             );
         }
-        // Git is told in the forms that it shows.
+        // The refusal has the form that git shows.
         let asked = "http://palisade.internal/git/none/info/refs?service=git-upload-pack";
         let got = agent.curl(&format!("'{asked}'"));
         assert_eq!(got.status, 429, "{got:?}");
         assert!(got.body.contains("rate_limited"), "{got:?}");
         let line = format!("exec 3<>/dev/tcp/192.0.2.7/9418; printf '{FETCH}' >&3; cat <&3");
         let output = agent.bash(&line);
-        let spoken = said::out(&output);
-        assert!(spoken.contains("rate_limited"), "{}", told(&output));
+        let spoken = output::stdout(&output);
+        assert!(spoken.contains("rate_limited"), "{}", describe(&output));
     });
 }
 
 #[test]
 fn a_flood_of_log_lines_is_cut_and_silences_no_other_sandbox() {
-    with_agent("rate_limits: {enabled: false}\n", |bench, one| {
-        let codes = one.says(
+    with_agent("rate_limits: {enabled: false}\n", |fixture, one| {
+        let codes = one.stdout_of(
             "curl -sS -o /dev/null -w '%{http_code}\\n' 'http://palisade.internal/mcp/[1-1000]'",
         );
         assert_eq!(codes.matches("404").count(), 1000, "{codes}");
-        let log = bench.place.state().join("gate.log");
+        let log = fixture.gate_dir.state().join("gate.log");
         let lines_with = |what: &str| {
             let log = std::fs::read_to_string(&log).unwrap();
             let lines = log.lines().filter(|line| line.contains(what));
             lines.map(str::to_owned).collect::<Vec<_>>()
         };
-        // A line that comes after all of the flood's.
-        let two = bench.create("two");
+        // A log line after the flood.
+        let two = fixture.create("two");
         wait::until("the next line", || lines_with(&two.id).pop());
         let missing = "asked for that is not there";
         let written = lines_with(missing);

@@ -1,22 +1,22 @@
-//! What users of the programs before us ran into, each once.
+//! Regression tests for problems of comparable programs.
 
 use std::net::Ipv4Addr;
 
-use testkit::origin::{Origin, Reply};
-use testkit::resolver::{self, Data, Resolver, record};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::wait;
 
-use crate::bench::{Bench, Rules};
+use crate::traffic_fixture::{Rules, TrafficFixture};
 
 #[test]
 fn a_name_is_judged_before_anybody_resolves_it() {
     let upstream = Resolver::start();
     for name in ["api.example", "secret.evil.example"] {
-        let address = record(name, Data::A(Ipv4Addr::LOCALHOST));
-        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+        let address = record(name, RecordData::A(Ipv4Addr::LOCALHOST));
+        upstream.set_reply(name, 1, resolver::DnsReply::Records(vec![address]));
     }
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let (at, port) = (upstream.address(), web.address().port());
     let rules = Rules::new()
         .allow(&format!(
@@ -24,8 +24,8 @@ fn a_name_is_judged_before_anybody_resolves_it() {
         ))
         .egress("allow_private: [{host: api.example, cidr: 127.0.0.1/32}]")
         .egress(&format!("dns: {{upstreams: [\"{at}\"]}}"));
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let proxy = "-x http://192.0.0.1:8080";
     for url in [
         "http://secret.evil.example/",
@@ -37,13 +37,13 @@ fn a_name_is_judged_before_anybody_resolves_it() {
     ] {
         assert_eq!(agent.curl(url).status, 403, "{url}");
     }
-    // Looking it up tells nobody anything either.
-    agent.says("dig +short secret.evil.example");
-    assert_eq!(upstream.asked(), []);
-    // What may be reached is looked up.
+    // The refused name reaches no resolver.
+    agent.stdout_of("dig +short secret.evil.example");
+    assert_eq!(upstream.queries(), []);
+    // An allowed name is resolved.
     let got = agent.curl(&format!("{proxy} http://api.example:{port}/open"));
     assert_eq!(got.body, "hello", "{got:?}");
-    let asked = upstream.asked();
+    let asked = upstream.queries();
     assert!(!asked.is_empty());
     assert!(
         asked.iter().all(|asked| asked.name == "api.example"),
@@ -54,8 +54,8 @@ fn a_name_is_judged_before_anybody_resolves_it() {
 #[test]
 fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
     let upstream = Resolver::start();
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("internal"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("internal"));
     let inward = [
         Ipv4Addr::new(127, 0, 0, 1),
         Ipv4Addr::new(10, 0, 0, 1),
@@ -68,21 +68,21 @@ fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
     let port = web.address().port();
     for (n, ip) in inward.iter().enumerate() {
         let name = format!("n{n}.example");
-        upstream.tell(
+        upstream.set_reply(
             &name,
             1,
-            resolver::Reply::Records(vec![record(&name, Data::A(*ip))]),
+            resolver::DnsReply::Records(vec![record(&name, RecordData::A(*ip))]),
         );
         rules = rules.allow(&format!("{{host: {name}, ports: [{port}]}}"));
     }
-    bench.write(&rules.egress(&format!("dns: {{upstreams: [\"{at}\"]}}")));
-    let agent = bench.create("fix");
+    fixture.write(&rules.egress(&format!("dns: {{upstreams: [\"{at}\"]}}")));
+    let agent = fixture.create("fix");
     for (n, ip) in inward.iter().enumerate() {
         let got = agent.curl(&format!(
             "-x http://192.0.0.1:8080 http://n{n}.example:{port}/"
         ));
         got.refused(403, "address_class");
-        // The address is the operator's business.
+        // The address is shown only to the operator.
         assert!(!got.body.contains(&ip.to_string()), "{got:?}");
     }
     assert_eq!(web.connections(), 0);
@@ -90,15 +90,15 @@ fn a_name_that_leads_to_the_operators_own_network_is_not_dialled() {
 
 #[test]
 fn one_star_is_one_segment_and_two_are_any_number() {
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("{host: one.example, paths: [/a/*]}")
         .allow("{host: many.example, paths: [/a/**]}")
         .at("one.example", web.address())
         .at("many.example", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     for (host, path, status) in [
         ("one", "/a/b", 200),
         ("one", "/a/b/c", 403),
@@ -118,14 +118,14 @@ fn one_star_is_one_segment_and_two_are_any_number() {
 
 #[test]
 fn identity_holds_inside_tunnels() {
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
-    bench.write(
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
+    fixture.write(
         &Rules::new()
             .allow("api.example")
             .at("api.example", api.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let proxy = "-x http://192.0.0.1:8080";
     assert_eq!(
         agent
@@ -136,9 +136,9 @@ fn identity_holds_inside_tunnels() {
     let id = agent
         .curl(&format!("{proxy} https://evil.example/inside"))
         .refused(403, "host_denied");
-    assert_eq!(bench.record(&id)["sandbox"], agent.id.as_str());
+    assert_eq!(fixture.record(&id)["sandbox"], agent.id.as_str());
     let recorded = || {
-        let records = bench.records();
+        let records = fixture.records();
         let mut inside = records.iter().filter(|one| one["path"] == "/inside");
         inside
             .all(|one| one["sandbox"] == agent.id.as_str())
@@ -149,18 +149,18 @@ fn identity_holds_inside_tunnels() {
 
 #[test]
 fn a_gate_that_stops_writes_down_what_was_under_way() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     use std::io::{Read, Write};
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::echo("websocket"));
-    bench.write(
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::echo("websocket"));
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", web.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let mut stream = agent.inside().port(80);
     stream
         .write_all(
@@ -169,8 +169,8 @@ fn a_gate_that_stops_writes_down_what_was_under_way() {
         .unwrap();
     assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 101);
     stream.read_exact(&mut [0; 4]).unwrap();
-    bench.ok(&["gate", "restart"]);
-    let records = bench.records();
+    fixture.ok(&["gate", "restart"]);
+    let records = fixture.records();
     let found = records.iter().find(|one| one["path"] == "/socket");
     assert_eq!(
         found.map(|one| &one["status"]),

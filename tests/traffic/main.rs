@@ -1,8 +1,9 @@
-//! The gate's traffic as an agent meets it: the built binary, a real sandbox, real clients,
-//! and a small internet on loopback that remembers what it was asked.
+//! The gate's traffic, tested from inside sandboxes: the built binary, a real sandbox, real
+//! clients,
+//! and a small internet on loopback that records its requests.
 //!
-//! Where a test needs bytes that no client would send, it opens a socket in the sandbox's
-//! network namespace itself, which takes root.
+//! Tests that need bytes that no client would send open a socket in the sandbox's
+//! network namespace, which needs root.
 
 #![allow(
     clippy::expect_used,
@@ -14,7 +15,6 @@
 
 mod agreement;
 mod alerts;
-mod bench;
 mod bodies;
 mod clients;
 mod corpus;
@@ -34,3 +34,4 @@ mod seed;
 mod shared;
 mod silent;
 mod streaming;
+mod traffic_fixture;

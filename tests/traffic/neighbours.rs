@@ -1,27 +1,27 @@
-//! Two sandboxes of one gate have nothing in common but the rules.
+//! Two sandboxes of one gate share nothing but the rules.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, text};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, text};
 
 const API: &str = "https://api.example/v1";
 
-fn with_two(policy: &str, check: impl FnOnce(&Origin, &Agent<'_>, &Agent<'_>)) {
-    let bench = Bench::new();
-    let api = bench.https_one(&["api.example"], |asked| match asked.path() {
-        "/fails" => Reply::status(500),
-        _ => Reply::text("hello"),
+fn with_two(policy: &str, check: impl FnOnce(&OriginServer, &Agent<'_>, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
+    let api = fixture.https_one(&["api.example"], |asked| match asked.path() {
+        "/fails" => OriginReply::status(500),
+        _ => OriginReply::text("hello"),
     });
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address())
         .policy(policy);
-    bench.write(&rules);
-    let (one, two) = (bench.create("one"), bench.create("two"));
+    fixture.write(&rules);
+    let (one, two) = (fixture.create("one"), fixture.create("two"));
     check(&api, &one, &two);
 }
 
@@ -29,7 +29,7 @@ fn with_two(policy: &str, check: impl FnOnce(&Origin, &Agent<'_>, &Agent<'_>)) {
 fn one_that_sends_too_fast_slows_nobody_else_down() {
     let limits = "rate_limits:\n  defaults: {requests_per_second: 1, burst_size: 3}\n";
     with_two(limits, |_, one, two| {
-        let codes = one.says(&format!(
+        let codes = one.stdout_of(&format!(
             "curl -sS -o /dev/null -w '%{{http_code}} ' '{API}?[1-12]'"
         ));
         assert!(codes.contains("429"), "{codes}");
@@ -76,15 +76,16 @@ fn a_connection_to_an_upstream_carries_one_sandboxs_requests_only() {
 #[test]
 fn names_that_one_looks_up_tell_the_other_nothing() {
     with_two("", |_, one, two| {
-        let look_up = |agent: &Agent<'_>, name: &str| agent.says(&format!("dig +short {name} A"));
+        let look_up =
+            |agent: &Agent<'_>, name: &str| agent.stdout_of(&format!("dig +short {name} A"));
         let first = look_up(two, "first.example");
         assert!(
             first.starts_with("198.18.") || first.starts_with("198.19."),
             "{first}"
         );
-        // What the other looks up in between moves nothing here.
+        // Queries of the other sandbox in between change nothing here.
         let lines: Vec<String> = (0..20).map(|n| format!("n{n}.example A")).collect();
-        one.says(&format!(
+        one.stdout_of(&format!(
             "printf '%s\\n' {} | dig +short -f -",
             lines
                 .iter()
@@ -92,15 +93,15 @@ fn names_that_one_looks_up_tell_the_other_nothing() {
                 .collect::<Vec<_>>()
                 .join(" ")
         ));
-        let bench = one.bench;
-        let three = bench.create("three");
-        let four = bench.create("four");
+        let fixture = one.fixture;
+        let three = fixture.create("three");
+        let four = fixture.create("four");
         look_up(&three, "a.example");
         let after_one = look_up(&three, "b.example");
         look_up(&four, "a.example");
         look_up(one, "between.example");
         assert_eq!(look_up(&four, "b.example"), after_one);
-        // And an address is no way to a name.
+        // An address cannot be resolved to the name of the other sandbox.
         let got = two.curl(&format!("http://{}/", look_up(one, "api.example")));
         got.refused(403, "ip_literal");
     });
@@ -110,7 +111,7 @@ fn names_that_one_looks_up_tell_the_other_nothing() {
 fn whatever_happens_at_once_each_record_names_its_own_sandbox() {
     with_two("", |_, one, two| {
         let run = |agent: &Agent<'_>, who: &str| {
-            agent.says(&format!(
+            agent.stdout_of(&format!(
                 "curl -sS -o /dev/null -w '' -Z --parallel-max 8 'https://api.example/of/{who}/[1-20]' \
                  'http://denied.example/of/{who}/[1-20]' -o /dev/null"
             ));
@@ -120,7 +121,7 @@ fn whatever_happens_at_once_each_record_names_its_own_sandbox() {
             scope.spawn(|| run(two, "two"));
         });
         let whole = || {
-            let records = one.bench.records();
+            let records = one.fixture.records();
             let of: Vec<_> = records
                 .into_iter()
                 .filter(|record| text(&record["path"]).starts_with("/of/"))
@@ -144,7 +145,7 @@ fn whatever_happens_at_once_each_record_names_its_own_sandbox() {
 
 #[test]
 fn one_that_floods_does_not_keep_the_other_waiting() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     with_two("", |_, one, two| {
@@ -158,9 +159,9 @@ fn one_that_floods_does_not_keep_the_other_waiting() {
                     while !stop.load(Ordering::SeqCst) {
                         let mut stream = inside.port(80);
                         for _ in 0..200 {
-                            crate::bench::ask(
+                            crate::traffic_fixture::exchange(
                                 &mut stream,
-                                crate::bench::get("denied.example", "/"),
+                                crate::traffic_fixture::get("denied.example", "/"),
                             );
                             passed += 1;
                         }

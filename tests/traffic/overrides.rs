@@ -1,9 +1,9 @@
-//! Headers by which a server takes a request for one of another method or path. They would
-//! get around rules about methods and paths, so they do not pass where there are such rules.
+//! Headers that make a server treat a request as one of another method or path. They would
+//! bypass rules about methods and paths, so they are refused where such rules apply.
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 
-use crate::bench::{Agent, Bench, Rules, text};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, text};
 
 /// Each header, and the reason of its refusal.
 const HEADERS: [(&str, &str); 9] = [
@@ -18,8 +18,8 @@ const HEADERS: [(&str, &str); 9] = [
     ("X-Forwarded-Prefix: /admin", "path_denied"),
 ];
 
-fn with_hosts(check: impl FnOnce(&Origin, &Agent<'_>)) {
-    let bench = Bench::new();
+fn with_hosts(check: impl FnOnce(&OriginServer, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
     let hosts = [
         "methods.example",
         "paths.example",
@@ -27,7 +27,7 @@ fn with_hosts(check: impl FnOnce(&Origin, &Agent<'_>)) {
         "below.wild.example",
         "open.example",
     ];
-    let api = bench.https(&hosts, |_| Reply::text("hello"));
+    let api = fixture.https(&hosts, |_| OriginReply::text("hello"));
     let mut rules = Rules::new()
         .allow("{host: methods.example, methods: [GET, POST]}")
         .allow("{host: paths.example, paths: [/v1/**]}")
@@ -38,8 +38,8 @@ fn with_hosts(check: impl FnOnce(&Origin, &Agent<'_>)) {
     for host in hosts {
         rules = rules.at(host, api.address());
     }
-    bench.write(&rules);
-    check(&api, &bench.create("fix"));
+    fixture.write(&rules);
+    check(&api, &fixture.create("fix"));
 }
 
 // Issue 14, number 5.

@@ -1,34 +1,34 @@
-//! TLS that is passed on unread: the client speaks with the host itself, and the record
-//! says that nobody looked.
+//! TLS passthrough: the client has a TLS session with the host itself, and the record
+//! says that the content was not inspected.
 
 use std::collections::HashSet;
 use std::io::Write;
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::resolver::Resolver;
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, told};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
-/// pinned.example is passed on; closed.example would be, if it were allowed.
-fn with_agent(check: impl FnOnce(&Rules, &Origin, &Agent<'_>)) {
-    let bench = Bench::new();
+/// pinned.example is passed through; closed.example would be, if it were allowed.
+fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
     let names = ["pinned.example", "closed.example"];
-    let pinned = bench.https(&names, |_| Reply::text("pinned"));
+    let pinned = fixture.https(&names, |_| OriginReply::text("pinned"));
     let rules = Rules::new()
         .at("pinned.example", pinned.address())
         .at("closed.example", pinned.address())
         .egress("passthrough: [pinned.example, closed.example]");
-    bench.write(&rules.clone().allow("pinned.example"));
-    let agent = bench.create("fix");
-    agent.says(&format!(
+    fixture.write(&rules.clone().allow("pinned.example"));
+    let agent = fixture.create("fix");
+    agent.stdout_of(&format!(
         "cat >~/theirs.pem <<'EOF'\n{}EOF\n",
-        bench.ca.pem()
+        fixture.ca.pem()
     ));
     check(&rules, &pinned, &agent);
 }
 
-/// Trusts the host's own root, and nobody else.
+/// Trusts only the host's own root.
 const THEIRS: &str = "--cacert ~/theirs.pem";
 
 #[test]
@@ -42,7 +42,7 @@ fn a_client_that_pins_a_certificate_sees_the_hosts_own() {
         }
         assert_eq!(pinned.requests().len(), 2);
         let recorded = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let records = records.into_iter();
             let own: Vec<_> = records
                 .filter(|one| one["host"] == "pinned.example")
@@ -62,11 +62,11 @@ fn what_is_passed_on_must_be_allowed_all_the_same() {
     with_agent(|_, pinned, agent| {
         for way in ["", "-x http://192.0.0.1:8080"] {
             let output = agent.bash(&format!("curl -sS {way} {THEIRS} https://closed.example/"));
-            assert!(!output.status.success(), "{}", told(&output));
+            assert!(!output.status.success(), "{}", describe(&output));
         }
         assert_eq!(pinned.connections(), 0);
         let denied = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let mut records = records.iter();
             records
                 .any(|one| one["host"] == "closed.example" && one["reason"] == "host_denied")
@@ -78,7 +78,7 @@ fn what_is_passed_on_must_be_allowed_all_the_same() {
 
 #[test]
 fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     with_agent(|_, pinned, agent| {
@@ -88,13 +88,16 @@ fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
             .unwrap();
         assert_eq!(testkit::http::read_head(&mut stream).unwrap().status, 200);
         let tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
-        let answer = crate::bench::ask(tls, crate::bench::get("pinned.example", "/"));
-        crate::bench::refusal(&answer, 421, "name_mismatch");
+        let answer = crate::traffic_fixture::exchange(
+            tls,
+            crate::traffic_fixture::get("pinned.example", "/"),
+        );
+        crate::traffic_fixture::refusal(&answer, 421, "name_mismatch");
         assert_eq!(pinned.connections(), 0);
     });
 }
 
-/// A hello as RFC 8446, 4.1.2 has it, for that name, with these extensions besides.
+/// A ClientHello as of RFC 8446, 4.1.2, for that name, with these additional extensions.
 fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
     let counted = |bytes: &[u8]| {
         let length = u16::try_from(bytes.len()).unwrap().to_be_bytes();
@@ -116,12 +119,12 @@ fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
     [&[0x16, 3, 1][..], &counted(&message)].concat()
 }
 
-/// An encrypted hello of somebody: outer, one suite, a key and a payload (RFC 9849, 5).
+/// An encrypted ClientHello: outer, one suite, a key and a payload (RFC 9849, 5).
 const ENCRYPTED: (u16, &[u8]) = (0xfe0d, &[0, 0, 1, 0, 1, 1, 0, 2, 9, 9, 0, 4, 1, 2, 3, 4]);
 
 #[test]
 fn a_hello_that_hides_its_real_name_is_not_passed_on() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     with_agent(|_, pinned, agent| {
@@ -132,13 +135,13 @@ fn a_hello_that_hides_its_real_name_is_not_passed_on() {
         assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
         assert_eq!(pinned.connections(), 0);
         let refused = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let mut records = records.into_iter();
             records.find(|one| one["host"] == "pinned.example" && one["verdict"] == "deny")
         };
         let record = wait::until("a record of the refusal", refused);
         assert_eq!(record["reason"], "name_mismatch", "{record}");
-        // The same without it reaches the host, whatever the host makes of it.
+        // The same without it reaches the host.
         let mut stream = agent.inside().port(443);
         stream.write_all(&hello("pinned.example", &[])).unwrap();
         assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
@@ -148,15 +151,18 @@ fn a_hello_that_hides_its_real_name_is_not_passed_on() {
 
 #[test]
 fn what_is_passed_on_ends_with_its_rule() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     with_agent(|rules, pinned, agent| {
         let stream = agent.inside().port(443);
         let mut tls = testkit::inside::tls(stream, Some("pinned.example"), &["http/1.1"]);
-        let hello = crate::bench::get("pinned.example", "/");
-        assert_eq!(crate::bench::ask(&mut tls, &hello).text(), "pinned");
-        agent.bench.reload(rules);
+        let hello = crate::traffic_fixture::get("pinned.example", "/");
+        assert_eq!(
+            crate::traffic_fixture::exchange(&mut tls, &hello).text(),
+            "pinned"
+        );
+        agent.fixture.reload(rules);
         assert!(testkit::inside::ends(&mut tls, wait::LIMIT));
         assert_eq!(pinned.requests().len(), 1);
     });
@@ -165,18 +171,18 @@ fn what_is_passed_on_ends_with_its_rule() {
 // Issue 14, number 2.
 #[test]
 fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
-    if !crate::bench::may_enter() {
+    if !crate::traffic_fixture::may_enter() {
         return;
     }
     let resolver = Resolver::start();
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let rules = Rules::new()
         .allow("\"*.wild.example\"")
         .egress("passthrough: [\"*.wild.example\"]")
         .egress(&format!("dns: {{upstreams: [\"{}\"]}}", resolver.address()))
         .policy("rate_limits: {enabled: false}\n");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let inside = agent.inside();
     // Half of them directly, half through the proxy: one budget for both.
     for n in 0..300 {
@@ -196,10 +202,10 @@ fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
         stream.write_all(&hello(&name, &[])).unwrap();
         assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
     }
-    let asked: HashSet<String> = resolver.asked().into_iter().map(|one| one.name).collect();
+    let asked: HashSet<String> = resolver.queries().into_iter().map(|one| one.name).collect();
     assert_eq!(asked.len(), 256, "names that reached the resolver");
     let refused = || {
-        let records = bench.records().into_iter();
+        let records = fixture.records().into_iter();
         let refused: Vec<_> = records
             .filter(|one| one["rule"] == "dns:labels" && one["verdict"] == "deny")
             .collect();

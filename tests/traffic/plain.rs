@@ -1,17 +1,19 @@
-//! Programs that know no proxy: what is allowed works, what is not says why.
+//! Programs without proxy support: allowed requests work, others get a reason.
 
 use testkit::operator::Operator;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 
-use crate::bench::{Agent, Bench, Rules, text, told};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe, text};
 
-/// Names of this internet: api.example with TLS, web.example without, and neighbours.
-fn with_agent(operator: Operator, check: impl FnOnce(&Bench, &Agent<'_>)) {
-    let bench = Bench::of(operator);
-    let api = bench.https(&["api.example", "*.wild.example"], |asked| {
-        Reply::text(format!("api {} {}", asked.method, asked.uri.path()))
+/// Names of this internet: api.example with TLS, web.example without, and others.
+fn with_agent(operator: Operator, check: impl FnOnce(&TrafficFixture, &Agent<'_>)) {
+    let fixture = TrafficFixture::of(operator);
+    let api = fixture.https(&["api.example", "*.wild.example"], |asked| {
+        OriginReply::text(format!("api {} {}", asked.method, asked.uri.path()))
     });
-    let web = testkit::origin::Origin::http(|asked| Reply::text(format!("web {}", asked.path())));
+    let web = testkit::origin::OriginServer::http(|asked| {
+        OriginReply::text(format!("web {}", asked.path()))
+    });
     let rules = Rules::new()
         .allow("web.example")
         .allow("{host: api.example, methods: [GET, HEAD], paths: [/v1/**, /one/*], deny: [{paths: [/v1/secret/**]}]}")
@@ -19,15 +21,15 @@ fn with_agent(operator: Operator, check: impl FnOnce(&Bench, &Agent<'_>)) {
         .at("api.example:443", api.address())
         .at("a.wild.example:443", api.address())
         .at("web.example:80", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
-    check(&bench, &agent);
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
+    check(&fixture, &agent);
 }
 
-fn every_operator(check: fn(&Bench, &Agent<'_>)) {
-    with_agent(Operator::Oneself, check);
+fn every_operator(check: fn(&TrafficFixture, &Agent<'_>)) {
+    with_agent(Operator::CurrentUser, check);
     if testkit::require_root("being an unprivileged user") {
-        with_agent(Operator::Nobody, check);
+        with_agent(Operator::Unprivileged, check);
     }
 }
 
@@ -45,27 +47,27 @@ fn allowed_names_are_reached_over_http_and_https_without_any_setting() {
     });
 }
 
-/// Issue 14, number 7: a rule's own ports were captured by nothing.
+/// Issue 14, number 7: no listener captured a rule's own ports.
 #[test]
 fn ports_of_rules_are_captured_without_a_proxy() {
-    let bench = Bench::new();
-    let odd = bench.https(&["odd.example"], |_| Reply::text("odd"));
+    let fixture = TrafficFixture::new();
+    let odd = fixture.https(&["odd.example"], |_| OriginReply::text("odd"));
     let rules = Rules::new()
         .allow("{host: odd.example, ports: [8443]}")
         .allow("api.example")
         .at("odd.example", odd.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let got = agent.curl("--noproxy '*' https://odd.example:8443/");
     assert_eq!((got.status, got.body.as_str()), (200, "odd"));
-    // Captured is not allowed.
+    // A captured port is not an allowed one.
     let got = agent.curl("--noproxy '*' https://api.example:8443/");
     got.refused(403, "port_denied");
 }
 
 #[test]
 fn a_denied_name_is_answered_with_a_reason_that_both_sides_can_look_up() {
-    every_operator(|bench, agent| {
+    every_operator(|fixture, agent| {
         for url in [
             "http://evil.example/x?secret=1",
             "https://evil.example/x?secret=1",
@@ -78,14 +80,14 @@ fn a_denied_name_is_answered_with_a_reason_that_both_sides_can_look_up() {
             for key in ["error", "rule", "hint"] {
                 assert!(!text(&got.json()[key]).is_empty(), "{got:?}");
             }
-            let why = bench.json(&["why", &id]);
+            let why = fixture.json(&["why", &id]);
             assert_eq!(why["reason"], "host_denied", "{why}");
             assert_eq!(why["host"], "evil.example", "{why}");
             assert_eq!(why["sandbox"], agent.id.as_str(), "{why}");
             let inside = agent.curl(&format!("http://palisade.internal/why/{id}"));
             assert_eq!(inside.status, 200, "{inside:?}");
             assert_eq!(inside.json()["reason"], "host_denied");
-            let record = bench.record(&id);
+            let record = fixture.record(&id);
             assert_eq!(
                 (&record["verdict"], &record["host"], &record["status"]),
                 (&"deny".into(), &"evil.example".into(), &403.into())
@@ -97,17 +99,17 @@ fn a_denied_name_is_answered_with_a_reason_that_both_sides_can_look_up() {
 
 #[test]
 fn another_sandboxes_refusal_is_nobodys_business() {
-    with_agent(Operator::Oneself, |bench, agent| {
-        let other = bench.create("other");
+    with_agent(Operator::CurrentUser, |fixture, agent| {
+        let other = fixture.create("other");
         let id = agent
             .curl("http://evil.example/")
             .refused(403, "host_denied");
         let asked = format!("http://palisade.internal/why/{id}");
         assert_eq!(other.curl(&asked).status, 404);
         assert_eq!(agent.curl(&asked).status, 200);
-        // Not from the log either, where it is when the gate has forgotten it.
-        bench.record(&id);
-        bench.ok(&["gate", "restart"]);
+        // Not from the log either, where the record is when the gate has forgotten it.
+        fixture.record(&id);
+        fixture.ok(&["gate", "restart"]);
         assert_eq!(other.curl(&asked).status, 404);
         assert_eq!(agent.curl(&asked).status, 200);
     });
@@ -115,7 +117,7 @@ fn another_sandboxes_refusal_is_nobodys_business() {
 
 #[test]
 fn palisade_internal_tells_what_may_be_reached_and_nothing_else() {
-    with_agent(Operator::Oneself, |_, agent| {
+    with_agent(Operator::CurrentUser, |_, agent| {
         let list = agent.curl("http://palisade.internal/allowlist").json();
         assert_eq!(list["sandbox"], agent.id.as_str());
         let hosts: Vec<_> = list["hosts"]
@@ -127,7 +129,7 @@ fn palisade_internal_tells_what_may_be_reached_and_nothing_else() {
         assert!(hosts.contains(&"web.example".to_owned()), "{list}");
         assert!(hosts.contains(&"*.wild.example".to_owned()), "{list}");
         assert_eq!(agent.curl("https://palisade.internal/health").status, 200);
-        // What an operator asks is not asked here: neither by name nor by address nor port.
+        // The operator's API is not reachable here: neither by name nor by address nor port.
         for host in ["palisade.internal", "192.0.0.1", "palisade.internal:8080"] {
             for path in [
                 "/internal/metrics",
@@ -149,7 +151,7 @@ fn palisade_internal_tells_what_may_be_reached_and_nothing_else() {
 
 #[test]
 fn policy_try_says_what_really_happens() {
-    with_agent(Operator::Oneself, |bench, agent| {
+    with_agent(Operator::CurrentUser, |fixture, agent| {
         for (method, url) in [
             ("GET", "https://api.example/v1/items"),
             ("GET", "https://API.example./v1/items"),
@@ -176,9 +178,9 @@ fn policy_try_says_what_really_happens() {
             ("GET", "http://0x7f.1/"),
             ("GET", "http://[::1]/"),
         ] {
-            let tried = bench.run(&["policy", "try", "--method", method, url, "--json"]);
+            let tried = fixture.run(&["policy", "try", "--method", method, url, "--json"]);
             let said: serde_json::Value = serde_json::from_slice(&tried.stdout)
-                .unwrap_or_else(|error| panic!("{url}: {error}: {}", told(&tried)));
+                .unwrap_or_else(|error| panic!("{url}: {error}: {}", describe(&tried)));
             let body = if method == "POST" { "-d x" } else { "" };
             let got = agent.curl(&format!(
                 "-g --path-as-is -X {method} {body} --noproxy '' -x http://192.0.0.1:8080 '{url}'"
@@ -186,7 +188,7 @@ fn policy_try_says_what_really_happens() {
             if tried.status.code() == Some(0) {
                 assert_eq!(got.status, 200, "{method} {url}: {said} {got:?}");
             } else {
-                assert_eq!(tried.status.code(), Some(7), "{url}: {}", told(&tried));
+                assert_eq!(tried.status.code(), Some(7), "{url}: {}", describe(&tried));
                 let reason = &got.json()["reason"];
                 assert_eq!(*reason, said["reason"], "{method} {url}: {said} {got:?}");
                 assert_eq!(

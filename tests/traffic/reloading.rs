@@ -1,4 +1,4 @@
-//! New rules while requests run: what is allowed goes on, what is not any more ends.
+//! Reload while requests are in flight: allowed ones continue, revoked ones end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use testkit::http;
 use testkit::inside;
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::port::Port;
 use testkit::wait;
 
-use crate::bench::{Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -25,16 +25,18 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["stays.example", "goes.example"], |_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["stays.example", "goes.example"], |_| {
+        OriginReply::text("hello")
+    });
     let stays = Rules::new()
         .allow("stays.example")
         .at("stays.example", api.address())
         .at("goes.example", api.address())
         .policy("rate_limits: {enabled: false}\n");
     let both = stays.clone().allow("goes.example");
-    bench.write(&both);
-    let agent = bench.create("fix");
+    fixture.write(&both);
+    let agent = fixture.create("fix");
     let (stop, done) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicUsize::new(0)),
@@ -47,7 +49,7 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
                     let mut tls =
                         inside::tls(inside.port(443), Some("stays.example"), &["http/1.1"]);
                     for _ in 0..10 {
-                        let answer = ask(&mut tls, get("stays.example", "/"));
+                        let answer = exchange(&mut tls, get("stays.example", "/"));
                         assert_eq!(answer.text(), "hello", "client {number}: {answer:?}");
                         done.fetch_add(1, Ordering::SeqCst);
                     }
@@ -61,13 +63,13 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
             Some("goes.example"),
             &["http/1.1"],
         );
-        ask(tls, get("goes.example", "/"))
+        exchange(tls, get("goes.example", "/"))
     };
     for _ in 0..reloads() {
         assert_eq!(try_other().text(), "hello");
-        bench.reload(&stays);
+        fixture.reload(&stays);
         refusal(&try_other(), 403, "host_denied");
-        bench.reload(&both);
+        fixture.reload(&both);
     }
     stop.store(true, Ordering::SeqCst);
     for client in clients {
@@ -79,12 +81,18 @@ fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_i
     );
 }
 
-/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle says so
-/// again. What the allowlist of one and the bundle of the other decide together is a refusal by
-/// the bundle, which none of them gives alone.
-fn only(bench: &Bench, path: &str, web: &Origin, listen: &Port, tools: &Port) -> Rules {
+/// Rules by which only `path` may be requested: the allowlist says so, and a policy bundle
+/// repeats it. The allowlist of one version with the bundle of the other results in a refusal by
+/// the bundle, which neither version gives alone.
+fn only(
+    fixture: &TrafficFixture,
+    path: &str,
+    web: &OriginServer,
+    listen: &Port,
+    tools: &Port,
+) -> Rules {
     let name = path.trim_start_matches('/');
-    let dir = bench.place.path().join(name);
+    let dir = fixture.gate_dir.path().join(name);
     std::fs::create_dir(&dir).unwrap();
     let policy = format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
     std::fs::write(dir.join("policy.rego"), policy).unwrap();
@@ -107,15 +115,15 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let ports: [Port; 4] = std::array::from_fn(|_| Port::take());
     let rules = [
-        only(&bench, "/even", &web, &ports[0], &ports[1]),
-        only(&bench, "/odd", &web, &ports[2], &ports[3]),
+        only(&fixture, "/even", &web, &ports[0], &ports[1]),
+        only(&fixture, "/odd", &web, &ports[2], &ports[3]),
     ];
-    bench.write(&rules[0]);
-    let agent = bench.create("fix");
+    fixture.write(&rules[0]);
+    let agent = fixture.create("fix");
     let stop = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = ["/even", "/odd", "/even", "/odd"]
         .into_iter()
@@ -129,7 +137,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
                         .write_all(get("web.example", path).as_bytes())
                         .unwrap_or_default();
                     // A reload may end an answer in flight, and with it the connection.
-                    let Ok(answer) = http::read_answer(&mut stream) else {
+                    let Ok(answer) = http::read_response(&mut stream) else {
                         stream = inside.port(80);
                         continue;
                     };
@@ -146,7 +154,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
         .collect();
     for turn in 1..=reloads() {
         let (new, old) = (turn % 2, (turn + 1) % 2);
-        bench.reload(&rules[new]);
+        fixture.reload(&rules[new]);
         for port in &ports[new * 2..new * 2 + 2] {
             assert!(TcpStream::connect(port.address()).is_ok(), "turn {turn}");
         }
@@ -166,15 +174,15 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
 
 #[test]
 fn a_file_that_is_refused_leaves_the_rules_as_they_are() {
-    let bench = Bench::new();
-    let web = Origin::http(|_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
-    bench.write(&rules.clone().egress("nonsense: true"));
-    assert!(!bench.run(&["config", "reload"]).status.success());
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
+    fixture.write(&rules.clone().egress("nonsense: true"));
+    assert!(!fixture.run(&["config", "reload"]).status.success());
     assert_eq!(agent.curl("http://web.example/").body, "hello");
     agent
         .curl("http://evil.example/")
@@ -186,23 +194,23 @@ fn downloads_and_websockets_end_with_their_rule() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let answer = move |asked: &testkit::origin::Received| match asked.path() {
-        "/ws" => Reply::echo("websocket"),
-        "/slow" => Reply::text("begun").paused(&held),
-        "/late" => Reply::text("late").held(&held),
-        "/large" => Reply::large(1 << 40),
-        _ => Reply::text("hello"),
+    let answer = move |asked: &testkit::origin::OriginRequest| match asked.path() {
+        "/ws" => OriginReply::echo("websocket"),
+        "/slow" => OriginReply::text("begun").paused(&held),
+        "/late" => OriginReply::text("late").held(&held),
+        "/large" => OriginReply::large(1 << 40),
+        _ => OriginReply::text("hello"),
     };
-    let web = Origin::http(answer);
+    let web = OriginServer::http(answer);
     let stays = Rules::new()
         .allow("stays.example")
         .at("stays.example", web.address())
         .at("goes.example", web.address());
-    bench.write(&stays.clone().allow("goes.example"));
-    let agent = bench.create("fix");
+    fixture.write(&stays.clone().allow("goes.example"));
+    let agent = fixture.create("fix");
     let open = |host: &str, path: &str| {
         let mut stream = agent.inside().port(80);
         let upgrade = "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
@@ -220,7 +228,7 @@ fn downloads_and_websockets_end_with_their_rule() {
         }
         stream
     };
-    // One that always has more, another that has not begun to answer.
+    // One with an endless body, another without a response yet.
     let mut fast = open("goes.example", "/large");
     let mut waiting = agent.inside().port(80);
     waiting
@@ -235,13 +243,13 @@ fn downloads_and_websockets_end_with_their_rule() {
     let mut ends = [open("goes.example", "/ws"), open("goes.example", "/slow")];
     let mut socket = open("stays.example", "/ws");
     let mut download = open("stays.example", "/slow");
-    bench.reload(&stays);
+    fixture.reload(&stays);
     for stream in &mut ends {
         assert!(inside::ends(stream, SOON));
     }
     assert!(inside::ends(&mut fast, SOON), "it always has more");
     refusal(
-        &http::read_answer(&mut waiting).unwrap(),
+        &http::read_response(&mut waiting).unwrap(),
         403,
         "host_denied",
     );
@@ -256,14 +264,14 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.github.com"], |_| Reply::text("{}"));
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.github.com"], |_| OriginReply::text("{}"));
     let without = Rules::new().at("api.github.com", api.address());
-    bench.write(&without.clone().allow("api.github.com"));
-    let made = bench.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
+    fixture.write(&without.clone().allow("api.github.com"));
+    let made = fixture.json(&["create", "fix", "--no-repo", "--repo", "acme/app"]);
     let id = made["id"].as_str().unwrap();
-    let inside = inside::Inside::of(&bench.place, id);
-    // The rules for GitHub read this body before the request goes on.
+    let inside = inside::NetNamespace::of(&fixture.gate_dir, id);
+    // The rules for GitHub read this body before the request is forwarded.
     let (first, second) = ("{\"title\": \"a\", ", "\"body\": \"b\"}");
     let post = || {
         let mut tls = inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"]);
@@ -279,28 +287,28 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
     };
     let mut passes = post();
     assert_eq!(
-        ask(&mut passes, second).status,
+        exchange(&mut passes, second).status,
         200,
         "with its rule it passes"
     );
     let mut held = post();
-    // Long enough that the gate has judged the head: it has since answered another.
+    // Long enough for the gate to check the head: it has since answered another request.
     let mut other = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
     refusal(
-        &ask(&mut other, get("evil.example", "/")),
+        &exchange(&mut other, get("evil.example", "/")),
         403,
         "host_denied",
     );
-    bench.reload(&without);
+    fixture.reload(&without);
     let _cut = held
         .write_all(second.as_bytes())
         .and_then(|()| held.flush());
-    if let Ok(answer) = http::read_answer(&mut held) {
+    if let Ok(answer) = http::read_response(&mut held) {
         assert_eq!(answer.status, 403, "{answer:?} {}", answer.text());
     }
     assert_eq!(api.requests().len(), 1, "{:?}", api.requests());
     wait::until("the refusal to be written down", || {
-        let records = bench.records();
+        let records = fixture.records();
         let mut records = records.iter();
         records
             .any(|one| one["host"] == "api.github.com" && one["verdict"] == "deny")
@@ -313,16 +321,16 @@ fn what_a_deleted_sandbox_had_under_way_ends() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let web = Origin::http(move |_| Reply::text("begun").paused(&held));
-    bench.write(
+    let web = OriginServer::http(move |_| OriginReply::text("begun").paused(&held));
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", web.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let inside = agent.inside();
     let mut direct = inside.port(80);
     direct
@@ -343,7 +351,7 @@ fn what_a_deleted_sandbox_had_under_way_ends() {
     for stream in [&mut direct, &mut tunnel] {
         assert_eq!(http::read_head(&mut *stream).unwrap().status, 200);
     }
-    bench.ok(&["delete", "fix", "--force"]);
+    fixture.ok(&["delete", "fix", "--force"]);
     for stream in [&mut direct, &mut tunnel, &mut idle] {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))

@@ -1,4 +1,4 @@
-//! The verification list of seed 003, line by line, as far as it is about traffic. The lines
+//! The verification list of seed 003, line by line, its part about traffic. The lines
 //! about git are in tests/git/seed.rs.
 
 use std::collections::HashMap;
@@ -7,25 +7,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use serde_json::{Value, json};
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
-use testkit::{said, wait};
+use testkit::resolver::{self, RecordData, Resolver, record};
+use testkit::{output, wait};
 
-use crate::bench::{Agent, Bench, Rules, text, told};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe, text};
 
 const API: &str = "https://api.example/v1/messages";
 
-fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&Origin, &Agent<'_>)) {
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], |asked| {
-        Reply::text(asked.path().to_owned())
+fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&OriginServer, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], |asked| {
+        OriginReply::text(asked.path().to_owned())
     });
     let given = Rules::new()
         .allow("api.example")
         .at("api.example", api.address());
-    bench.write(&rules(given));
-    let agent = bench.create("fix");
+    fixture.write(&rules(given));
+    let agent = fixture.create("fix");
     check(&api, &agent);
 }
 
@@ -51,19 +51,20 @@ fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
         |rules| rules,
         |_, agent| {
             assert_eq!(agent.curl(API).status, 200);
-            let rows = |bench: &Bench| bench.control("GET", "/internal/containers").json();
-            let before = rows(agent.bench);
-            agent.bench.ok(&["gate", "restart"]);
+            let rows =
+                |fixture: &TrafficFixture| fixture.control("GET", "/internal/containers").json();
+            let before = rows(agent.fixture);
+            agent.fixture.ok(&["gate", "restart"]);
             assert_eq!(agent.curl(API).status, 200);
-            assert_eq!(rows(agent.bench), before);
-            // And one that was killed.
+            assert_eq!(rows(agent.fixture), before);
+            // And a gate that was killed.
             let status = std::process::Command::new("kill")
-                .args(["-9", &agent.bench.gate().to_string()])
+                .args(["-9", &agent.fixture.gate().to_string()])
                 .status();
             assert!(status.unwrap().success());
-            agent.bench.ok(&["gate", "start"]);
+            agent.fixture.ok(&["gate", "start"]);
             assert_eq!(agent.curl(API).status, 200);
-            assert_eq!(rows(agent.bench), before);
+            assert_eq!(rows(agent.fixture), before);
         },
     );
 }
@@ -71,19 +72,19 @@ fn seed_003_line_07_restarted_gate_knows_its_sandboxes() {
 fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
     let upstream = Resolver::start();
     let a = |name: &str| {
-        let records = vec![record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)))];
-        resolver::Reply::Records(records)
+        let records = vec![record(name, RecordData::A(Ipv4Addr::new(203, 0, 113, 7)))];
+        resolver::DnsReply::Records(records)
     };
     for name in ["api.example", "evil.example", "deep.evil.example"] {
-        upstream.tell(name, 1, a(name));
+        upstream.set_reply(name, 1, a(name));
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let at = upstream.address();
     let rules = Rules::new()
         .allow("api.example")
         .egress(&format!("dns: {{mode: forward, upstreams: [\"{at}\"]}}"));
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&upstream, &agent);
 }
 
@@ -91,12 +92,12 @@ fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
 fn seed_003_line_08_listed_name_is_resolved() {
     with_names(|_, agent| {
         for flags in ["", "+tcp", "+noedns"] {
-            let said = agent.says(&format!("dig +short {flags} @192.0.0.1 api.example"));
+            let said = agent.stdout_of(&format!("dig +short {flags} @192.0.0.1 api.example"));
             assert_eq!(said, "203.0.113.7", "{flags}");
         }
-        // Whichever resolver a program asks, it is the gate that answers.
+        // The gate answers for every resolver address.
         assert_eq!(
-            agent.says("dig +short @198.51.100.53 API.example."),
+            agent.stdout_of("dig +short @198.51.100.53 API.example."),
             "203.0.113.7"
         );
     });
@@ -107,15 +108,15 @@ fn seed_003_line_09_other_name_does_not_exist() {
     with_names(|upstream, agent| {
         for name in ["evil.example", "deep.evil.example", "x.api.example"] {
             for flags in ["", "+tcp"] {
-                let said = agent.says(&format!("dig {flags} @192.0.0.1 {name}"));
+                let said = agent.stdout_of(&format!("dig {flags} @192.0.0.1 {name}"));
                 assert!(said.contains("status: NXDOMAIN"), "{name}: {said}");
                 assert!(!said.contains("203.0.113"), "{name}: {said}");
             }
         }
-        let asked = upstream.asked();
+        let asked = upstream.queries();
         assert!(asked.is_empty(), "{asked:?}");
         let denied = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let mut records = records.iter();
             records
                 .find(|one| one["kind"] == "dns" && one["host"] == "evil.example")
@@ -151,7 +152,7 @@ fn seed_003_line_10_metrics_are_read_on_the_control_socket() {
                 .curl("https://evil.example/a/raw/path")
                 .refused(403, "host_denied");
             let counted = || {
-                let metrics = agent.bench.metrics();
+                let metrics = agent.fixture.metrics();
                 let requests = series(&metrics, "proxy_requests_total");
                 (requests.values().sum::<f64>() >= 2.0).then_some(metrics)
             };
@@ -179,7 +180,7 @@ fn seed_003_line_10_metrics_are_read_on_the_control_socket() {
             assert_eq!(failures.get(expected), Some(&0.0), "{failures:?}");
             assert!(
                 !metrics.contains("evil"),
-                "a name nobody listed:\n{metrics}"
+                "a name that is not listed:\n{metrics}"
             );
             assert!(!metrics.contains("raw/path"), "a raw path:\n{metrics}");
         },
@@ -191,7 +192,7 @@ fn seed_003_line_11_health_is_read_on_the_control_socket() {
     with_api(
         |rules| rules,
         |_, agent| {
-            let health = agent.bench.control("GET", "/internal/health");
+            let health = agent.fixture.control("GET", "/internal/health");
             assert_eq!(health.status, 200);
             assert_eq!(health.json()["status"], "healthy", "{}", health.text());
         },
@@ -224,13 +225,13 @@ fn seed_003_line_12_container_id_never_leaves() {
     );
 }
 
-/// An API that answers with whatever status it is told, and is left alone for so long.
-fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &Origin, &Agent<'_>)) {
-    let bench = Bench::new();
+/// An API that answers with a settable status, and a breaker with that recovery time.
+fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &OriginServer, &Agent<'_>)) {
+    let fixture = TrafficFixture::new();
     let status = Arc::new(AtomicU16::new(500));
-    let told = Arc::clone(&status);
-    let api = bench.https(&["api.example"], move |_| {
-        Reply::status(told.load(Ordering::SeqCst))
+    let next_status = Arc::clone(&status);
+    let api = fixture.https(&["api.example"], move |_| {
+        OriginReply::status(next_status.load(Ordering::SeqCst))
     });
     let rules = Rules::new()
         .allow("{host: api.example, deny: [{paths: [/never]}]}")
@@ -239,8 +240,8 @@ fn with_failing(recovery: &str, check: impl FnOnce(&Arc<AtomicU16>, &Origin, &Ag
             "circuit_breakers:\n  defaults: {{failure_threshold: 3, recovery_timeout: {recovery}, \
              success_threshold: 2}}\n"
         ));
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&status, &api, &agent);
 }
 
@@ -258,7 +259,7 @@ fn seed_003_line_13_open_breaker_answers_503_with_remaining_time() {
             assert_eq!(body["error"], "Service temporarily unavailable", "{body}");
             assert_eq!(body["reason"], "circuit_breaker_open", "{body}");
             assert_eq!(body["upstream"], "api.example", "{body}");
-            // The true rest, which the refusals themselves do not move.
+            // The actual remaining time, which the refusals do not change.
             let left = body["retry_after"].as_u64().unwrap();
             assert!((1..=last).contains(&left), "{left} after {last}: {body}");
             last = left;
@@ -274,7 +275,7 @@ fn seed_003_line_13_breaker_closes_after_successful_probes() {
             assert_eq!(agent.curl(API).status, 500);
         }
         status.store(200, Ordering::SeqCst);
-        // Refusals come in between, and keep nothing from closing.
+        // Refusals in between do not keep the breaker from closing.
         wait::until("the breaker to let a probe pass", || {
             (agent.curl(API).status == 200).then_some(())
         });
@@ -289,9 +290,9 @@ fn seed_003_line_13_breaker_closes_after_successful_probes() {
     });
 }
 
-/// The value of the one breaker there is: 0 closed, 1 open, 2 half-open.
-fn breaker_gauge(bench: &Bench) -> Option<f64> {
-    let states = series(&bench.metrics(), "proxy_circuit_breaker_state");
+/// The value of the only breaker: 0 closed, 1 open, 2 half-open.
+fn breaker_gauge(fixture: &TrafficFixture) -> Option<f64> {
+    let states = series(&fixture.metrics(), "proxy_circuit_breaker_state");
     states.into_values().next()
 }
 
@@ -303,7 +304,7 @@ fn breaker_gauge_reports_half_open_once_recovery_time_passed() {
             assert_eq!(agent.curl(API).status, 500);
         }
         wait::until("the gauge to report half-open", || {
-            (breaker_gauge(agent.bench) == Some(2.0)).then_some(())
+            (breaker_gauge(agent.fixture) == Some(2.0)).then_some(())
         });
         assert_eq!(api.requests().len(), 3, "no request was needed for it");
     });
@@ -311,7 +312,7 @@ fn breaker_gauge_reports_half_open_once_recovery_time_passed() {
         for _ in 0..3 {
             assert_eq!(agent.curl(API).status, 500);
         }
-        assert_eq!(breaker_gauge(agent.bench), Some(1.0));
+        assert_eq!(breaker_gauge(agent.fixture), Some(1.0));
     });
 }
 
@@ -330,7 +331,7 @@ fn seed_003_line_13_own_refusals_never_count() {
                 .curl("-H 'X-Container-Id: other' https://api.example/")
                 .refused(403, "identity_mismatch");
         }
-        // Nor does what the client itself did wrong.
+        // Errors of the client do not count either.
         status.store(404, Ordering::SeqCst);
         for _ in 0..5 {
             assert_eq!(agent.curl(API).status, 404);
@@ -339,7 +340,7 @@ fn seed_003_line_13_own_refusals_never_count() {
         status.store(500, Ordering::SeqCst);
         assert_eq!(agent.curl(API).status, 500);
         let failures = series(
-            &agent.bench.metrics(),
+            &agent.fixture.metrics(),
             "proxy_circuit_breaker_failures_total",
         );
         assert_eq!(failures.values().sum::<f64>(), 1.0, "{failures:?}");
@@ -348,14 +349,14 @@ fn seed_003_line_13_own_refusals_never_count() {
 
 #[test]
 fn seed_003_line_13_unreachable_upstream_counts_as_failure() {
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let nobody = Port::take();
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", nobody.address())
         .policy("circuit_breakers:\n  defaults: {failure_threshold: 2, recovery_timeout: 60s, success_threshold: 1}\n");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     for _ in 0..2 {
         agent.curl(API).refused(502, "connect_failed");
     }
@@ -372,7 +373,7 @@ fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
         |rules| rules.policy(limits),
         |api, agent| {
             let urls = format!("'{API}?[1-40]'");
-            let codes = agent.says(&format!(
+            let codes = agent.stdout_of(&format!(
                 "curl -sS -o /dev/null -w '%{{http_code}}\\n' {urls} 2>/dev/null"
             ));
             let count = |code: &str| codes.lines().filter(|line| *line == code).count();
@@ -380,7 +381,7 @@ fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
             assert_eq!(passed + refused, 40, "{codes}");
             assert!((20..40).contains(&passed), "{codes}");
             assert_eq!(api.requests().len(), passed);
-            // In one curl: to start another may take as long as a token.
+            // In one curl: starting another may take as long as a token.
             let drained = format!(
                 "-o /dev/null -w '' '{API}?[1-20]' \
                  --next -sS --max-time 25 -i -w '\\n%{{http_code}}' {API}"
@@ -403,7 +404,7 @@ fn seed_003_line_14_excess_requests_get_429_with_retry_after() {
             assert_eq!(body["upstream"], "api.example", "{body}");
             assert_eq!(body["retry_after"], 1, "{body}");
             assert_eq!(body["reason"], "rate_limited", "{body}");
-            let rejected = series(&agent.bench.metrics(), "proxy_rate_limit_rejected_total");
+            let rejected = series(&agent.fixture.metrics(), "proxy_rate_limit_rejected_total");
             let series = format!(
                 "proxy_rate_limit_rejected_total{{container_id=\"{}\",upstream=\"api.example\"}}",
                 agent.id
@@ -455,7 +456,7 @@ fn seed_003_line_16_wrong_container_id_is_refused() {
 // Issue 15, number 17.
 #[test]
 fn seed_003_run_sets_the_push_limit_of_a_repository() {
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let run = |repo: &str| {
         let args = [
             "run",
@@ -467,13 +468,13 @@ fn seed_003_run_sets_the_push_limit_of_a_repository() {
             "--",
             "true",
         ];
-        bench.run(&args)
+        fixture.run(&args)
     };
     let refused = run("acme/app:501MiB");
-    assert_eq!(refused.status.code(), Some(2), "{}", told(&refused));
+    assert_eq!(refused.status.code(), Some(2), "{}", describe(&refused));
     let output = run("acme/app:500MiB");
-    assert!(output.status.success(), "{}", told(&output));
-    bench.ok(&[
+    assert!(output.status.success(), "{}", describe(&output));
+    fixture.ok(&[
         "registry",
         "add",
         "one",
@@ -484,20 +485,20 @@ fn seed_003_run_sets_the_push_limit_of_a_repository() {
         "--repo",
         "acme/other",
     ]);
-    let rows = bench.json(&["registry", "list"]);
+    let rows = fixture.json(&["registry", "list"]);
     let rows = rows.as_array().unwrap();
     let limited = json!({"name": "acme/app", "max_receive_pack_bytes": 524_288_000});
     for row in rows {
         assert_eq!(row["repos"][0], limited, "{row}");
     }
     assert_eq!(rows.len(), 2);
-    let shown = bench.ok(&["registry", "list"]);
+    let shown = fixture.ok(&["registry", "list"]);
     assert!(shown.contains("acme/app:500MiB,acme/other"), "{shown}");
-    // The next run of that name asks for the same, or is refused.
+    // The next run of that name has the same limit, or is refused.
     let same = run("acme/app:500MiB");
-    assert!(same.status.success(), "{}", told(&same));
+    assert!(same.status.success(), "{}", describe(&same));
     let other = run("acme/app");
-    assert_eq!(other.status.code(), Some(4), "{}", told(&other));
-    let said = said::err(&other);
+    assert_eq!(other.status.code(), Some(4), "{}", describe(&other));
+    let said = output::stderr(&other);
     assert!(said.contains("it may speak to acme/app:500MiB"), "{said}");
 }

@@ -1,37 +1,37 @@
-//! Containers on a shared network: whoever speaks is known by the address, or not at all.
+//! Containers on a shared network: a container is identified by its registered address.
 //!
-//! Loopback plays that network: every address of 127.0.0.0/8 is a neighbour of its own.
+//! Loopback stands for that network: every address of 127.0.0.0/8 is a container.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use serde_json::Value;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::output;
 use testkit::port::Port;
-use testkit::resolver::{self, Data, Resolver, record};
-use testkit::said;
+use testkit::resolver::{self, RecordData, Resolver, record};
 use testkit::wait;
 
-use crate::bench::{Bench, Got, Rules, told};
+use crate::traffic_fixture::{Got, Rules, TrafficFixture, describe};
 
 pub(crate) struct Net {
-    pub(crate) bench: Bench,
-    api: Origin,
-    web: Origin,
+    pub(crate) fixture: TrafficFixture,
+    api: OriginServer,
+    web: OriginServer,
     rules: Rules,
     proxy: SocketAddr,
     _port: Port,
 }
 
-/// A gate that listens on a shared network, and knows nobody there.
+/// A gate that listens on a shared network, without registrations.
 fn net() -> Net {
-    net_of(Bench::new(), |rules| rules)
+    net_of(TrafficFixture::new(), |rules| rules)
 }
 
-/// The same with more rules.
-pub(crate) fn net_of(bench: Bench, more: impl FnOnce(Rules) -> Rules) -> Net {
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
-    let web = Origin::http(|_| Reply::text("hello"));
+/// A gate on a shared network, with more rules.
+pub(crate) fn net_of(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules) -> Net {
+    let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
+    let web = OriginServer::http(|_| OriginReply::text("hello"));
     let port = Port::take();
     let proxy = port.address();
     let rules = Rules::new()
@@ -40,11 +40,11 @@ pub(crate) fn net_of(bench: Bench, more: impl FnOnce(Rules) -> Rules) -> Net {
         .at("api.example:80", web.address())
         .egress(&format!("listen: [\"{proxy}\"]"));
     let rules = more(rules);
-    bench.write(&rules);
-    bench.ok(&["gate", "start"]);
-    bench.ok(&["ca", "export", "--out", "gate.pem"]);
+    fixture.write(&rules);
+    fixture.ok(&["gate", "start"]);
+    fixture.ok(&["ca", "export", "--out", "gate.pem"]);
     Net {
-        bench,
+        fixture,
         api,
         web,
         rules,
@@ -55,13 +55,13 @@ pub(crate) fn net_of(bench: Bench, more: impl FnOnce(Rules) -> Rules) -> Net {
 
 impl Net {
     pub(crate) fn register(&self, id: &str, ip: &str, more: &[&str]) {
-        self.bench
+        self.fixture
             .ok(&[&["registry", "add", id, "--ip", ip], more].concat());
     }
 
-    /// curl as a container at `ip` runs it, whatever comes of it.
+    /// curl as a container at `ip` runs it; it may fail.
     fn run(&self, ip: &str, args: &str) -> std::process::Output {
-        let pem = self.bench.place.path().join("gate.pem");
+        let pem = self.fixture.gate_dir.path().join("gate.pem");
         let line = format!(
             "curl -sS --max-time 25 --interface {ip} --cacert {} -x http://{} \
              -w '\\n%{{http_code}}' {args}",
@@ -78,8 +78,8 @@ impl Net {
 
     pub(crate) fn curl(&self, ip: &str, args: &str) -> Got {
         let output = self.run(ip, args);
-        assert!(output.status.success(), "{args}: {}", told(&output));
-        let said = said::out(&output);
+        assert!(output.status.success(), "{args}: {}", describe(&output));
+        let said = output::stdout(&output);
         let (body, status) = said.trim_end().rsplit_once('\n').unwrap();
         Got {
             status: status.parse().unwrap(),
@@ -97,13 +97,16 @@ fn seed_003_line_06_unknown_source_address_is_refused() {
     let got = net.curl("127.0.0.3", "http://api.example/");
     got.refused(403, "identity_unknown");
     assert_eq!(got.json()["error"], "Unknown source IP");
-    // A tunnel is refused where it is asked for: a stranger trusts none of our certificates.
+    // A tunnel is refused at CONNECT: an unknown container does not trust our certificates.
     let output = net.run("127.0.0.3", API);
-    let told = told(&output);
-    assert!(!output.status.success() && told.contains("403"), "{told}");
+    let output_text = describe(&output);
+    assert!(
+        !output.status.success() && output_text.contains("403"),
+        "{output_text}"
+    );
     assert!(net.api.requests().is_empty() && net.web.requests().is_empty());
     let denied = || {
-        let records = net.bench.records();
+        let records = net.fixture.records();
         let mut records = records.iter();
         records
             .any(|one| {
@@ -120,7 +123,7 @@ fn seed_003_line_07_registrations_by_address_outlive_the_gate() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
-    net.bench.ok(&["gate", "restart"]);
+    net.fixture.ok(&["gate", "restart"]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
     net.curl("127.0.0.3", "http://api.example/")
         .refused(403, "identity_unknown");
@@ -158,7 +161,7 @@ fn a_registration_that_ends_ends_the_traffic_also_on_connections_that_are_open()
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     // Two requests on one connection, with the end of the registration between them.
-    let body = net.bench.place.path().join("fifo");
+    let body = net.fixture.gate_dir.path().join("fifo");
     let made = Command::new("mkfifo").arg(&body).status().unwrap();
     assert!(made.success());
     let line = format!(
@@ -176,9 +179,9 @@ fn a_registration_that_ends_ends_the_traffic_also_on_connections_that_are_open()
         .unwrap();
     // The upload waits for its body: curl opens the file only now.
     let upload = std::fs::OpenOptions::new().write(true).open(&body).unwrap();
-    net.bench.ok(&["registry", "remove", "one"]);
+    net.fixture.ok(&["registry", "remove", "one"]);
     drop(upload);
-    let said = said::out(&child.wait_with_output().unwrap());
+    let said = output::stdout(&child.wait_with_output().unwrap());
     assert!(said.starts_with("200 1 "), "{said}");
     assert!(said.ends_with("403 0") || said.ends_with("403 1"), "{said}");
     assert_eq!(
@@ -196,8 +199,11 @@ fn a_denied_tunnel_is_refused_at_once_unless_the_container_trusts_our_root() {
     net.register("plain", "127.0.0.2", &[]);
     net.register("trusting", "127.0.0.3", &["--trusts-ca"]);
     let output = net.run("127.0.0.2", "https://evil.example/");
-    let told = told(&output);
-    assert!(!output.status.success() && told.contains("403"), "{told}");
+    let output_text = describe(&output);
+    assert!(
+        !output.status.success() && output_text.contains("403"),
+        "{output_text}"
+    );
     let got = net.curl("127.0.0.3", "https://evil.example/");
     got.refused(403, "host_denied");
 }
@@ -213,10 +219,10 @@ fn the_gate_is_not_reached_through_the_gate() {
         .clone()
         .allow("loop.example")
         .at("loop.example", at);
-    net.bench.reload(&rules);
+    net.fixture.reload(&rules);
     let got = net.curl("127.0.0.2", "http://loop.example/");
     assert!(got.status == 403 || got.status == 502, "{got:?}");
-    // What an operator asks is not asked on this port.
+    // The operator's API is not reachable on this port.
     for path in [
         "/internal/metrics",
         "/internal/health",
@@ -227,12 +233,12 @@ fn the_gate_is_not_reached_through_the_gate() {
             "curl -sS --interface 127.0.0.2 -o /dev/null -w '%{{http_code}}' http://{at}{path}"
         );
         let output = Command::new("bash").args(["-c", &line]).output().unwrap();
-        let said = said::out(&output);
+        let said = output::stdout(&output);
         assert!(said.starts_with('4'), "{path}: {said}");
     }
 }
 
-/// What dig says as a container at `ip` runs it.
+/// The output of dig, run as a container at `ip`.
 fn dig(ip: &str, at: SocketAddr, args: &str) -> String {
     let line = format!(
         "dig -b {ip} @{} -p {} +tries=1 +time=10 {args}",
@@ -240,16 +246,16 @@ fn dig(ip: &str, at: SocketAddr, args: &str) -> String {
         at.port()
     );
     let output = Command::new("bash").args(["-c", &line]).output().unwrap();
-    assert!(output.status.success(), "{line}: {}", told(&output));
-    said::out(&output)
+    assert!(output.status.success(), "{line}: {}", describe(&output));
+    output::stdout(&output)
 }
 
 #[test]
 fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
     let upstream = Resolver::start();
     for name in ["api.example", "evil.example"] {
-        let address = record(name, Data::A(Ipv4Addr::new(203, 0, 113, 7)));
-        upstream.tell(name, 1, resolver::Reply::Records(vec![address]));
+        let address = record(name, RecordData::A(Ipv4Addr::new(203, 0, 113, 7)));
+        upstream.set_reply(name, 1, resolver::DnsReply::Records(vec![address]));
     }
     let net = net();
     let port = Port::take();
@@ -258,8 +264,8 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
         "dns: {{listen: [\"{at}\"], upstreams: [\"{}\"]}}",
         upstream.address()
     ));
-    net.bench.write(&rules);
-    net.bench.ok(&["gate", "restart"]);
+    net.fixture.write(&rules);
+    net.fixture.ok(&["gate", "restart"]);
     net.register("one", "127.0.0.2", &[]);
     for flags in ["+notcp", "+tcp"] {
         let said = dig("127.0.0.2", at, &format!("{flags} api.example"));
@@ -272,16 +278,16 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
             assert!(!said.contains("203.0.113.7"), "{flags}: {said}");
         }
     }
-    let asked = upstream.asked();
+    let asked = upstream.queries();
     assert!(
         asked.iter().all(|asked| asked.name == "api.example"),
         "{asked:?}"
     );
-    // Each is on record under the name it has here.
+    // Each record has the container's name.
     let by = |host: &str, reason: &str| {
         wait::until_or(
             || {
-                let records = net.bench.records();
+                let records = net.fixture.records();
                 let mut records = records.into_iter();
                 records.find(|one| {
                     one["kind"] == "dns" && one["host"] == host && one["reason"] == reason
@@ -293,8 +299,8 @@ fn names_are_answered_to_whoever_is_registered_and_refused_to_everybody_else() {
     assert_eq!(by("evil.example", "host_denied")["sandbox"], "one");
     let unknown = by("evil.example", "identity_unknown");
     assert!(unknown.get("sandbox").is_none_or(Value::is_null));
-    // Who is not registered any more is nobody.
-    net.bench.ok(&["registry", "remove", "one"]);
+    // After its registration ends, the container is unknown.
+    net.fixture.ok(&["registry", "remove", "one"]);
     for flags in ["+notcp", "+tcp"] {
         let said = dig("127.0.0.2", at, &format!("{flags} api.example"));
         assert!(said.contains("status: REFUSED"), "{flags}: {said}");
@@ -311,18 +317,18 @@ fn a_registration_whose_time_is_over_is_refused_and_removed() {
     net.register(
         "one",
         "127.0.0.2",
-        &["--expires-at", said::out(&soon).trim()],
+        &["--expires-at", output::stdout(&soon).trim()],
     );
     let expired = || {
         let got = net.curl("127.0.0.2", "http://api.example/");
         (got.status == 403).then_some(got)
     };
     let got = wait::until("the registration to end", expired);
-    // The first one who notices removes the row; whoever comes later is unknown.
+    // The first refusal removes the row; later requests come from an unknown container.
     got.refused(403, "identity_expired");
     assert_eq!(got.json()["error"], "Container registration expired");
     let removed = || {
-        let rows = net.bench.control("GET", "/internal/containers").text();
+        let rows = net.fixture.control("GET", "/internal/containers").text();
         (!rows.contains("127.0.0.2")).then_some(())
     };
     wait::until("the row to be removed", removed);
@@ -334,11 +340,11 @@ fn seed_003_unavailable_registry_answers_503_through_the_proxy() {
     let net = net();
     net.register("one", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
-    // A clean stop folds everything into the one file.
-    net.bench.ok(&["gate", "restart"]);
+    // A clean stop checkpoints the write-ahead log into the database file.
+    net.fixture.ok(&["gate", "restart"]);
     assert_eq!(net.curl("127.0.0.2", "http://api.example/").status, 200);
-    net.bench.place.damage_database();
-    let health = net.bench.control("GET", "/internal/health");
+    net.fixture.gate_dir.damage_database();
+    let health = net.fixture.control("GET", "/internal/health");
     assert_eq!(health.status, 503, "{}", health.text());
 
     let unavailable = || {
@@ -369,11 +375,11 @@ fn seed_003_unregistered_container_leaves_no_rate_limit_series() {
     }
     let has = |id: &str| {
         let series = format!("proxy_rate_limit_bucket_tokens{{container_id=\"{id}\"");
-        net.bench.metrics().contains(&series)
+        net.fixture.metrics().contains(&series)
     };
     assert!(has("one") && has("two"));
-    net.bench.ok(&["registry", "remove", "one"]);
-    assert!(!has("one") && has("two"), "{}", net.bench.metrics());
+    net.fixture.ok(&["registry", "remove", "one"]);
+    assert!(!has("one") && has("two"), "{}", net.fixture.metrics());
 }
 
 // Issue 15, number 17.
@@ -383,10 +389,14 @@ fn seed_003_replaced_registration_loses_the_address_at_once() {
     net.register("crashed", "127.0.0.2", &[]);
     assert_eq!(net.curl("127.0.0.2", API).status, 200);
     let add = ["registry", "add", "next", "--ip", "127.0.0.2"];
-    let taken = net.bench.run(&add);
-    assert_eq!(taken.status.code(), Some(4), "{}", told(&taken));
-    assert!(said::err(&taken).contains("--replace"), "{}", told(&taken));
-    let replaced = net.bench.ok(&[&add[..], &["--replace"]].concat());
+    let taken = net.fixture.run(&add);
+    assert_eq!(taken.status.code(), Some(4), "{}", describe(&taken));
+    assert!(
+        output::stderr(&taken).contains("--replace"),
+        "{}",
+        describe(&taken)
+    );
+    let replaced = net.fixture.ok(&[&add[..], &["--replace"]].concat());
     assert_eq!(replaced, "registered next, replacing crashed\n");
 
     let claim = |id: &str| {
@@ -395,11 +405,11 @@ fn seed_003_replaced_registration_loses_the_address_at_once() {
     };
     assert_eq!((claim("next"), claim("crashed")), (200, 403));
     let events = net
-        .bench
+        .fixture
         .control("GET", "/v1/audit?sandbox=crashed&kind=lifecycle");
     let events = events.json();
     let events = events["records"].as_array().unwrap().iter();
     let events: Vec<&str> = events.filter_map(|one| one["event"].as_str()).collect();
     assert_eq!(events, ["registered", "replaced"]);
-    assert!(!net.bench.metrics().contains("container_id=\"crashed\""));
+    assert!(!net.fixture.metrics().contains("container_id=\"crashed\""));
 }

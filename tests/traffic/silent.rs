@@ -1,5 +1,5 @@
-//! Connections on which nothing is asked: those that a client keeps in store are no record,
-//! and those that never came about are one, by their name and with why.
+//! Connections without a request: idle ones of a client's pool have no record,
+//! and failed ones have one with the name and the reason.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -7,31 +7,31 @@ use std::time::Duration;
 
 use serde_json::Value;
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, may_enter};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, may_enter};
 
 const SOON: Duration = Duration::from_secs(20);
 
-fn with_agent(check: impl FnOnce(&Origin, &Agent<'_>, &Inside)) {
+fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
-    let api = bench.https(&["api.example"], |_| Reply::text("hello"));
+    let fixture = TrafficFixture::new();
+    let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
     let rules = Rules::new()
         .allow("api.example")
         .at("api.example", api.address())
         .egress("timeouts: {header: 3s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&api, &agent, &agent.inside());
 }
 
 /// A tunnel through the proxy.
-fn tunnel(inside: &Inside, to: &str) -> TcpStream {
+fn tunnel(inside: &NetNamespace, to: &str) -> TcpStream {
     let mut stream = inside.port(8080);
     write!(stream, "CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n").unwrap();
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
@@ -39,8 +39,8 @@ fn tunnel(inside: &Inside, to: &str) -> TcpStream {
 }
 
 /// What the log says of requests and connections.
-fn records(bench: &Bench) -> Vec<Value> {
-    let mut records = bench.records();
+fn records(fixture: &TrafficFixture) -> Vec<Value> {
+    let mut records = fixture.records();
     records.retain(|one| one["kind"] == "http");
     records
 }
@@ -62,15 +62,15 @@ fn connections_that_a_client_keeps_in_store_are_no_record() {
                         tls.conn.send_close_notify();
                         tls.flush().unwrap();
                     } else {
-                        assert!(inside::ends(&mut tls, SOON), "it waits for ever");
+                        assert!(inside::ends(&mut tls, SOON), "the connection stays open");
                     }
                 }
             }
         }
-        // What was asked since is on record, so all that came before would be.
+        // Later requests are on record, so earlier records would be, too.
         assert_eq!(agent.curl("https://api.example/fence").status, 200);
         let all = wait::until("the record of a request", || {
-            let all = records(agent.bench);
+            let all = records(agent.fixture);
             all.iter().any(|one| one["path"] == "/fence").then_some(all)
         });
         assert_eq!(all.len(), 1, "{all:?}");
@@ -86,13 +86,13 @@ fn recorded(agent: &Agent<'_>, reason: &str, host: &str) {
 /// Waits for a record of that reason.
 fn record(agent: &Agent<'_>, reason: &str, is_meant: impl Fn(&Value) -> bool) -> Value {
     let find = || {
-        let mut all = records(agent.bench).into_iter();
+        let mut all = records(agent.fixture).into_iter();
         all.find(|one| one["reason"] == reason && is_meant(one))
     };
-    wait::until_or(find, || format!("{reason} in {:?}", records(agent.bench)))
+    wait::until_or(find, || format!("{reason} in {:?}", records(agent.fixture)))
 }
 
-/// Waits for a record of a client that left before anything was decided.
+/// Waits for a record of a client that disconnected before any decision.
 fn left(agent: &Agent<'_>, host: &str) {
     let record = record(agent, "client_left", |one| one["host"] == host);
     assert_eq!(record["verdict"], Value::Null, "{record}");
@@ -120,10 +120,10 @@ fn a_hello_that_never_comes_is_on_record_by_its_name() {
 #[test]
 fn a_handshake_that_fails_is_on_record_with_why() {
     with_agent(|api, agent, inside| {
-        // Somebody else's root.
-        agent.says(&format!(
+        // A root of another authority.
+        agent.stdout_of(&format!(
             "cat >~/other.pem <<'EOF'\n{}EOF\n",
-            agent.bench.ca.pem()
+            agent.fixture.ca.pem()
         ));
         let output =
             agent.bash("curl -sS --capath /nowhere --cacert ~/other.pem https://api.example/");
@@ -134,7 +134,7 @@ fn a_handshake_that_fails_is_on_record_with_why() {
             "curl -sS {proxy} --capath /nowhere --cacert ~/other.pem https://tunnel.example/"
         ));
         recorded(agent, "tls_distrusted", "tunnel.example");
-        // Neither TLS nor text, and a hello that is none.
+        // Neither TLS nor text, and an invalid TLS hello.
         for (bytes, reason, name) in [
             (&[0x80, 0x2e, 1, 0][..], "not_tls", "ssl2.example"),
             (&[0x16, 3, 1, 0, 1, 2], "tls_client", "strange.example"),
@@ -144,7 +144,7 @@ fn a_handshake_that_fails_is_on_record_with_why() {
             assert!(inside::ends(&mut stream, SOON));
             recorded(agent, reason, name);
         }
-        // One that goes away in the middle.
+        // A client that disconnects in the middle.
         let mut stream = tunnel(inside, "middle.example:443");
         let mut tls = inside::tls(&mut stream, Some("middle.example"), &[]);
         tls.conn.write_tls(&mut tls.sock).unwrap();
@@ -158,7 +158,7 @@ fn a_handshake_that_fails_is_on_record_with_why() {
 #[test]
 fn raw_tcp_on_a_captured_port_is_on_record() {
     with_agent(|api, agent, inside| {
-        // Neither TLS nor HTTP, and no line that ends: nothing is ever wrong with it.
+        // Neither TLS nor HTTP, and no line end: no byte is ever invalid.
         let greeting = b"SSH-2.0-OpenSSH_9.9";
         let mut streams: Vec<TcpStream> = [80, 443, 8080]
             .into_iter()
@@ -177,7 +177,7 @@ fn raw_tcp_on_a_captured_port_is_on_record() {
             assert_eq!(found["verdict"], "deny", "{found}");
         }
         recorded(agent, "client_timeout", "shell.example");
-        // The same inside TLS, where HTTP/2 was agreed on.
+        // The same inside TLS, after ALPN chose HTTP/2.
         let mut tls = inside::tls(inside.port(443), Some("api.example"), &["h2"]);
         tls.write_all(greeting).unwrap();
         assert!(inside::ends(&mut tls, SOON));
@@ -189,16 +189,16 @@ fn raw_tcp_on_a_captured_port_is_on_record() {
 // Issue 14, number 12.
 #[test]
 fn connection_to_a_port_without_a_listener_is_on_record() {
-    let bench = Bench::new();
-    bench.write(&Rules::new().allow("api.example"));
-    let agent = bench.create("fix");
+    let fixture = TrafficFixture::new();
+    fixture.write(&Rules::new().allow("api.example"));
+    let agent = fixture.create("fix");
     for (host, port) in [
         ("203.0.113.7", 22),
         ("2001:db8::7", 25),
         ("shell.example", 2222),
     ] {
         let output = agent.bash(&format!("exec 3<>/dev/tcp/{host}/{port}"));
-        let said = testkit::said::err(&output);
+        let said = testkit::output::stderr(&output);
         assert!(said.contains("Connection refused"), "{host}: {said}");
         let found = record(&agent, "port_denied", |one| one["port"] == port);
         assert_eq!(found["host"], host, "{found}");
@@ -206,11 +206,11 @@ fn connection_to_a_port_without_a_listener_is_on_record() {
         assert_eq!(found["rule"], "egress.transparent_ports", "{found}");
         assert_eq!(found["sandbox"], agent.id.as_str(), "{found}");
     }
-    // A connection to a port with a listener has the record of its request, and no other.
+    // A connection to a port with a listener has only the record of its request.
     agent
         .curl("http://evil.example/")
         .refused(403, "host_denied");
     record(&agent, "host_denied", |one| one["host"] == "evil.example");
-    let mut all = records(&bench).into_iter();
+    let mut all = records(&fixture).into_iter();
     assert!(!all.any(|one| one["reason"] == "port_denied" && one["port"] == 80));
 }

@@ -1,4 +1,4 @@
-//! Bodies stream, both ways, in every form that HTTP has for them.
+//! Bodies stream in both directions, in every form of HTTP.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,58 +7,57 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::http;
-use testkit::inside::{self, Inside};
-use testkit::origin::{Origin, Received, Reply};
+use testkit::inside::{self, NetNamespace};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait;
 
-use crate::bench::{Agent, Bench, Rules, ask, get, may_enter, refusal};
+use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-/// What the gate may grow by while it passes any amount of data on.
+/// Memory growth limit of the gate while it streams any amount of data.
 const ROOM_KIB: u64 = 64 * 1024;
 
-/// How much is sent: `PALISADE_BIG` asks for more, in MiB.
+/// Amount of data: `PALISADE_BIG` sets more, in MiB.
 fn amount() -> u64 {
     let asked = std::env::var("PALISADE_BIG");
     let mib = asked.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
     mib * 1024 * 1024
 }
 
-fn answer(asked: &Received) -> Reply {
+fn answer(asked: &OriginRequest) -> OriginReply {
     match asked.path() {
-        "/large" => Reply::large(amount()),
-        "/length" => Reply::text(asked.length.to_string()),
-        "/trailers" => Reply::text("body").trailer("x-checksum", "42"),
-        "/nothing" => Reply::status(204),
-        "/same" => Reply::status(304).header("etag", "\"1\""),
-        "/zstd" => Reply::text(&b"\x28\xb5\x2f\xfd\x24\x05\x29\x00\x00hello\x42"[..])
+        "/large" => OriginReply::large(amount()),
+        "/length" => OriginReply::text(asked.length.to_string()),
+        "/trailers" => OriginReply::text("body").trailer("x-checksum", "42"),
+        "/nothing" => OriginReply::status(204),
+        "/same" => OriginReply::status(304).header("etag", "\"1\""),
+        "/zstd" => OriginReply::text(&b"\x28\xb5\x2f\xfd\x24\x05\x29\x00\x00hello\x42"[..])
             .header("content-encoding", "zstd"),
-        "/ws" => {
-            Reply::echo("websocket").header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
-        }
-        "/cut" => Reply::text("half").cut(),
-        "/events" => Reply::text("data: one\n\n").header("content-type", "text/event-stream"),
-        _ => Reply::text("hello"),
+        "/ws" => OriginReply::echo("websocket")
+            .header("sec-websocket-accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),
+        "/cut" => OriginReply::text("half").cut(),
+        "/events" => OriginReply::text("data: one\n\n").header("content-type", "text/event-stream"),
+        _ => OriginReply::text("hello"),
     }
 }
 
 struct Net {
-    api: Origin,
-    web: Origin,
+    api: OriginServer,
+    web: OriginServer,
 }
 
 fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let net = Net {
-        api: bench.https(&["api.example"], answer),
-        web: Origin::http(answer),
+        api: fixture.https(&["api.example"], answer),
+        web: OriginServer::http(answer),
     };
     let rules = Rules::new()
         .allow("api.example")
         .allow("web.example")
         .at("api.example", net.api.address())
         .at("web.example", net.web.address());
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     check(&net, &agent);
 }
 
@@ -66,13 +65,13 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
 fn a_large_download_takes_no_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let url = "https://api.example/large";
-        let size = agent.says(&format!(
+        let size = agent.stdout_of(&format!(
             "curl -sS --http2 -o /dev/null -w '%{{size_download}}' {url}"
         ));
         assert_eq!(size, amount().to_string());
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         println!("{grown} KiB");
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
@@ -82,13 +81,13 @@ fn a_large_download_takes_no_memory() {
 fn a_large_upload_takes_no_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let (amount, url) = (amount(), "https://api.example/length");
-        let got = agent.says(&format!(
+        let got = agent.stdout_of(&format!(
             "head -c {amount} /dev/zero | curl -sS --http1.1 -T - {url}"
         ));
         assert_eq!(got, amount.to_string());
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         println!("{grown} KiB");
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
@@ -101,9 +100,9 @@ fn a_client_that_does_not_read_is_not_read_for() {
     }
     with_agent(|net, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.bench.most_memory();
+        let before = agent.fixture.most_memory();
         let inside = agent.inside();
-        // Many at once, none of which takes what it asked for.
+        // Many at once, and no client reads its response.
         let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
         for stream in &mut held {
             stream
@@ -115,12 +114,12 @@ fn a_client_that_does_not_read_is_not_read_for() {
             (net.web.requests().len() >= 40).then_some(())
         });
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let grown = agent.bench.most_memory() - before;
+        let grown = agent.fixture.most_memory() - before;
         assert!(grown < ROOM_KIB, "{grown} KiB");
     });
 }
 
-/// The opening of RFC 6455, and its example of a masked frame that says "Hello".
+/// The handshake of RFC 6455, and its example of a masked frame with "Hello".
 const OPENING: &str = "GET /ws HTTP/1.1\r\nHost: HOST\r\nUpgrade: websocket\r\n\
     Connection: keep-alive, Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
     Sec-WebSocket-Version: 13\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
@@ -181,7 +180,7 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
             );
         }
         let recorded = || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let records = records
                 .iter()
                 .filter(|one| one["path"] == "/ws" && one["status"] == 101);
@@ -194,7 +193,7 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
 #[test]
 fn websockets_speak_over_http2_with_a_client_that_asks_so() {
     with_agent(|net, agent| {
-        // RFC 8441: an extended CONNECT, once the gate has said that it takes one.
+        // RFC 8441: an extended CONNECT, once the gate has announced the setting.
         let program = r#"
             const [host, path] = process.argv.slice(2);
             const session = require('http2').connect(`https://${host}`);
@@ -220,28 +219,28 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
                 });
             });
         "#;
-        agent.says(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
-        assert_eq!(agent.says("node ~/ws.js api.example /ws"), "200\nback");
+        agent.stdout_of(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.stdout_of("node ~/ws.js api.example /ws"), "200\nback");
         let asked = net.api.requests();
         assert_eq!(asked.len(), 1, "{asked:?}");
         assert_eq!(asked[0].version, ::http::Version::HTTP_11, "{asked:?}");
         assert_eq!(asked[0].header("upgrade"), Some("websocket"), "{asked:?}");
         assert_eq!(asked[0].header("sec-websocket-extensions"), None);
         wait::until("a record of it", || {
-            let records = agent.bench.records();
+            let records = agent.fixture.records();
             let mut records = records.iter();
             records
                 .any(|one| one["path"] == "/ws" && one["method"] == "GET" && one["status"] == 101)
                 .then_some(())
         });
-        // It is judged as any request, and a refusal is read.
-        let said = agent.says("node ~/ws.js evil.example /ws");
+        // It is decided as any request, and a refusal can be read.
+        let said = agent.stdout_of("node ~/ws.js evil.example /ws");
         assert!(
             said.starts_with("403\n") && said.contains("\"host_denied\""),
             "{said}"
         );
-        // One who does not switch has not agreed, whatever the status.
-        assert_eq!(agent.says("node ~/ws.js api.example /"), "502\nhello");
+        // A server that does not switch has not agreed, whatever the status.
+        assert_eq!(agent.stdout_of("node ~/ws.js api.example /"), "502\nhello");
     });
 }
 
@@ -251,7 +250,7 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
         return;
     }
     with_agent(|_, agent| {
-        let answer = ask(
+        let answer = exchange(
             agent.inside().port(80),
             OPENING.replace("HOST", "evil.example"),
         );
@@ -259,11 +258,11 @@ fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
     });
 }
 
-/// An origin that sends an event whenever it is told to, and the end.
-fn events() -> (Origin, mpsc::Sender<&'static str>) {
-    let (tell, told) = mpsc::channel::<&'static str>();
-    let told = std::sync::Mutex::new(told);
-    let origin = Origin::raw(move |mut stream, _| {
+/// An origin that sends an event or the end on command.
+fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
+    let (tell, commands) = mpsc::channel::<&'static str>();
+    let commands = std::sync::Mutex::new(commands);
+    let origin = OriginServer::raw(move |mut stream, _| {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let mut byte = [0];
@@ -274,7 +273,7 @@ fn events() -> (Origin, mpsc::Sender<&'static str>) {
         }
         let answer = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
         stream.write_all(answer.as_bytes()).unwrap();
-        for event in told.lock().unwrap().iter() {
+        for event in commands.lock().unwrap().iter() {
             let text = format!("data: {event}\n\n");
             if write!(stream, "{:x}\r\n{text}\r\n", text.len()).is_err() {
                 return;
@@ -290,21 +289,21 @@ fn events_arrive_one_by_one() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (origin, tell) = events();
-    bench.write(
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", origin.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let mut stream = agent.inside().port(80);
     stream
         .write_all(get("web.example", "/events").as_bytes())
         .unwrap();
     let head = http::read_head(&mut stream).unwrap();
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
-    // Each is read before the next is sent: whoever gathers them waits for ever.
+    // Each event is read before the next is sent: a proxy that buffers would wait indefinitely.
     for event in ["one", "two", "three"] {
         tell.send(event).unwrap();
         let chunk = http::read_chunk(&mut stream).unwrap().unwrap();
@@ -317,16 +316,16 @@ fn events_arrive_one_by_one() {
     assert_eq!(http::read_chunk(&mut stream).unwrap(), None);
 }
 
-/// How long streams live here: seconds, or what `just traffic-long` says.
+/// Lifetime of the streams: seconds, or the value of `just traffic-long`.
 fn long() -> Duration {
     let seconds = std::env::var("PALISADE_QUIET").map_or(5, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
 }
 
-/// The longest silence in them: less than what ends a quiet stream, by default five minutes.
+/// The longest silence: less than the idle timeout, by default five minutes.
 const SILENCE: Duration = Duration::from_secs(4 * 60);
 
-/// Waits, and says how often somebody should speak meanwhile.
+/// Waits, and returns the interval of keep-alive messages.
 fn pauses(whole: Duration) -> Vec<Duration> {
     let mut left = whole;
     let mut pauses = Vec::new();
@@ -338,7 +337,7 @@ fn pauses(whole: Duration) -> Vec<Duration> {
     pauses
 }
 
-/// Nothing happens for so long.
+/// Waits without traffic.
 fn be_quiet(pause: Duration) {
     let (_never, wait) = mpsc::channel::<()>();
     assert!(wait.recv_timeout(pause).is_err());
@@ -349,15 +348,15 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (origin, tell) = events();
-    // Every other limit is shorter than the silence.
+    // Every other timeout is shorter than the silence.
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", origin.address())
         .egress("timeouts: {connect: 2s, header: 2s, response: 2s}");
-    bench.write(&rules);
-    let agent = bench.create("fix");
+    fixture.write(&rules);
+    let agent = fixture.create("fix");
     let pauses = pauses(long());
     let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
     let begun = Instant::now();
@@ -368,7 +367,7 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
         }
         tell.send("last").unwrap();
     });
-    let got = agent.says("curl -sSN --max-time 3600 http://web.example/events");
+    let got = agent.stdout_of("curl -sSN --max-time 3600 http://web.example/events");
     assert_eq!(got, expected);
     assert!(begun.elapsed() >= long());
     sender.join().unwrap();
@@ -432,7 +431,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             ("/hello", 200),
             ("/nothing", 204),
         ] {
-            let answer = ask(&mut stream, get("web.example", path));
+            let answer = exchange(&mut stream, get("web.example", path));
             assert_eq!(answer.status, status, "{path}: {answer:?}");
         }
         stream
@@ -444,7 +443,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             (200, Some("5"))
         );
         assert_eq!(
-            ask(&mut stream, get("web.example", "/hello")).text(),
+            exchange(&mut stream, get("web.example", "/hello")).text(),
             "hello"
         );
         // A refusal of a HEAD has no body either.
@@ -453,7 +452,7 @@ fn answers_without_a_body_leave_the_connection_in_step() {
             .unwrap();
         assert_eq!(http::read_head(&mut stream).unwrap().status, 403);
         assert_eq!(
-            ask(&mut stream, get("web.example", "/hello")).text(),
+            exchange(&mut stream, get("web.example", "/hello")).text(),
             "hello"
         );
     });
@@ -469,7 +468,7 @@ fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
         assert_eq!(got.body, "5");
         assert!(begun.elapsed() < Duration::from_secs(15), "it was not told");
         assert_eq!(net.api.requests().len(), 1);
-        // Over HTTP/2 the library has no interim answers, and a client goes on by itself (RFC
+        // Over HTTP/2 the library has no interim responses, and a client continues by itself (RFC
         // 9110, 10.1.1).
         let got = agent.curl(
             "--http2 -H 'Expect: 100-continue' --expect100-timeout 0.1 -d hello https://api.example/length",
@@ -487,14 +486,14 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
         return;
     }
     with_agent(|net, agent| {
-        // The answer is the refusal, with nothing before it, although no body was sent.
+        // The response is the refusal, without a 100 before it, although no body was sent.
         let head = "POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\n\
             Content-Length: 1000\r\n\r\n";
         let inside = agent.inside();
-        refusal(&ask(inside.port(80), head), 403, "host_denied");
+        refusal(&exchange(inside.port(80), head), 403, "host_denied");
         let tls = inside::tls(inside.port(443), Some("evil.example"), &["http/1.1"]);
-        refusal(&ask(tls, head), 403, "host_denied");
-        // The same over HTTP/2, with a client that waits for as long as it takes.
+        refusal(&exchange(tls, head), 403, "host_denied");
+        // The same over HTTP/2, with a client that waits without a timeout.
         let program = r#"
             const session = require('http2').connect('https://evil.example');
             const asked = session.request(
@@ -504,8 +503,8 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
             asked.on('data', (data) => console.log(JSON.parse(data).reason));
             asked.on('end', () => session.destroy());
         "#;
-        agent.says(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
-        assert_eq!(agent.says("node ~/expect.js"), "403\nhost_denied");
+        agent.stdout_of(&format!("cat >~/expect.js <<'EOF'\n{program}\nEOF\n"));
+        assert_eq!(agent.stdout_of("node ~/expect.js"), "403\nhost_denied");
         let seen = [net.api.requests(), net.web.requests()].concat();
         assert!(seen.is_empty(), "{seen:?}");
     });
@@ -518,13 +517,13 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
     }
     with_agent(|_, agent| {
         let inside = agent.inside();
-        let answer = ask(
+        let answer = exchange(
             inside.port(80),
             "GET /hello HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
         assert_eq!((answer.status, answer.text().as_str()), (200, "hello"));
-        // A body of unknown length ends with the connection: 1.0 knows no chunks.
-        let answer = ask(
+        // A body of unknown length ends with the connection: HTTP/1.0 has no chunks.
+        let answer = exchange(
             inside.port(80),
             "GET /trailers HTTP/1.0\r\nHost: web.example\r\n\r\n",
         );
@@ -540,11 +539,11 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
 #[test]
 fn compressed_bodies_pass_as_they_are() {
     with_agent(|net, agent| {
-        let got = agent.says("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
+        let got = agent.stdout_of("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
         assert_eq!(got, "28b52ffd240529000068656c6c6f42");
         let line = "printf '\\x28\\xb5\\x2f\\xfd\\x24\\x05\\x29\\x00\\x00hello\\x42' | \
              curl -sS -H 'Content-Encoding: zstd' --data-binary @- https://api.example/length";
-        assert_eq!(agent.says(line), "15");
+        assert_eq!(agent.stdout_of(line), "15");
         let requests = net.api.requests();
         let seen = requests.last().unwrap();
         assert_eq!(seen.header("content-encoding"), Some("zstd"));
@@ -562,7 +561,7 @@ fn an_answer_that_breaks_off_does_not_look_whole() {
             assert!(
                 matches!(code, Some(18 | 52 | 56 | 92)),
                 "{}",
-                crate::bench::told(&output)
+                crate::traffic_fixture::describe(&output)
             );
         }
     });
@@ -574,21 +573,24 @@ fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
         return;
     }
     with_agent(|_, agent| {
-        let inside: Inside = agent.inside();
+        let inside: NetNamespace = agent.inside();
         let mut plain = inside.port(80);
         let mut tls = inside::tls(inside.port(443), Some("api.example"), &["http/1.1"]);
-        ask(&mut plain, get("web.example", "/hello"));
-        ask(&mut tls, get("api.example", "/hello"));
+        exchange(&mut plain, get("web.example", "/hello"));
+        exchange(&mut tls, get("api.example", "/hello"));
         let (mut in_plain, mut in_tls) = (Vec::new(), Vec::new());
         for _ in 0..50 {
             let begun = Instant::now();
             assert_eq!(
-                ask(&mut plain, get("web.example", "/hello")).text(),
+                exchange(&mut plain, get("web.example", "/hello")).text(),
                 "hello"
             );
             in_plain.push(begun.elapsed());
             let begun = Instant::now();
-            assert_eq!(ask(&mut tls, get("api.example", "/hello")).text(), "hello");
+            assert_eq!(
+                exchange(&mut tls, get("api.example", "/hello")).text(),
+                "hello"
+            );
             in_tls.push(begun.elapsed());
         }
         // Nagle's algorithm against delayed acknowledgements is 40 ms for each of the hundred;
@@ -607,10 +609,10 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
     if !may_enter() {
         return;
     }
-    let bench = Bench::new();
+    let fixture = TrafficFixture::new();
     let (heard, hear) = mpsc::channel();
     let heard = std::sync::Mutex::new(heard);
-    let origin = Origin::raw(move |mut stream, _| {
+    let origin = OriginServer::raw(move |mut stream, _| {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
         while !seen.ends_with(b"0\r\n\r\n") {
@@ -627,15 +629,15 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
             .unwrap();
     });
-    bench.write(
+    fixture.write(
         &Rules::new()
             .allow("web.example")
             .at("web.example", origin.address()),
     );
-    let agent = bench.create("fix");
+    let agent = fixture.create("fix");
     let mut stream = agent.inside().port(80);
     stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
     let limit = wait::LIMIT;
     while !String::from_utf8_lossy(&hear.recv_timeout(limit).unwrap()).contains("first") {}
-    assert_eq!(ask(&mut stream, "0\r\n\r\n").text(), "ok");
+    assert_eq!(exchange(&mut stream, "0\r\n\r\n").text(), "ok");
 }

@@ -1,4 +1,4 @@
-//! Files change whole or not at all.
+//! Files change atomically.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::json;
 
-use crate::server::{Kind, Server};
+use crate::server::{Server, SocketKind};
 
 /// The names in a directory.
 fn names(path: &Path) -> Vec<String> {
@@ -19,10 +19,10 @@ fn names(path: &Path) -> Vec<String> {
 
 #[test]
 fn edits_of_one_file_at_once_are_all_made_or_refused() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let words: Vec<String> = (0..32).map(|n| format!("word{n:02}")).collect();
     server.write("f", words.join("\n"));
-    // Different places: each is made. The same place: one is, the others are told.
+    // Different targets: each edit succeeds. The same target: one does, the others get an error.
     let won: usize = std::thread::scope(|scope| {
         let edits: Vec<_> = (0..32)
             .map(|n| {
@@ -55,21 +55,21 @@ fn edits_of_one_file_at_once_are_all_made_or_refused() {
 
 #[test]
 fn two_servers_on_one_workspace_lose_no_edit_silently() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let root = server.root();
-    let other = Server::start_with(Kind::Unix, &[], |command| {
+    let other = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("WORKSPACE_ROOT", &root);
     });
     server.write("f", "0,0");
-    // Each counts its own number up, and tries again when it is told that the other was there.
-    let count = |server: &Server, place: usize| {
+    // Each server increments its own number, and retries after a conflict with the other.
+    let count = |server: &Server, dir: usize| {
         let mut told = 0;
         let mut number = 0;
         while number < 60 {
             let text = String::from_utf8(std::fs::read(root.join("f")).unwrap()).unwrap();
             let mut numbers: Vec<u32> = text.split(',').map(|n| n.parse().unwrap()).collect();
-            assert_eq!(numbers[place], number, "an edit was lost");
-            numbers[place] += 1;
+            assert_eq!(numbers[dir], number, "an edit was lost");
+            numbers[dir] += 1;
             let new = format!("{},{}", numbers[0], numbers[1]);
             let edit = json!({ "path": "f", "oldText": text, "newText": new });
             let (status, answer) = server.call("edit", &edit);
@@ -78,7 +78,7 @@ fn two_servers_on_one_workspace_lose_no_edit_silently() {
             } else {
                 let said = answer["error"].as_str().unwrap();
                 let expected = said.starts_with("Could not find the exact text")
-                    || said.starts_with("f was changed by somebody else");
+                    || said.starts_with("f was changed by another program");
                 assert!(expected, "{said}");
                 told += 1;
             }
@@ -97,7 +97,7 @@ fn two_servers_on_one_workspace_lose_no_edit_silently() {
 
 #[test]
 fn a_reader_never_sees_half_a_file() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let of = |letter: &str| letter.repeat(3_000_000);
     server.write("f", of("a"));
     let over = AtomicBool::new(false);
@@ -118,7 +118,7 @@ fn a_reader_never_sees_half_a_file() {
 
 #[test]
 fn mode_and_owner_stay() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     server.write("script", "#!/bin/sh\n");
     let path = server.root().join("script");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o754)).unwrap();
@@ -150,7 +150,7 @@ fn a_full_disk_is_told_and_the_old_file_stays() {
     if !testkit::require_root("a file system of its own to fill") {
         return;
     }
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let small = server.root().join("small");
     std::fs::create_dir(&small).unwrap();
     let size = Some("size=1m");

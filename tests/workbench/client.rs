@@ -1,4 +1,4 @@
-//! The client finds its workbench, finds it again, and does nothing twice.
+//! The client finds its workbench, reconnects, and never runs a call twice.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,26 +10,28 @@ use nix::sys::signal::Signal;
 use testkit::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use workbench::client::address::Address;
-use workbench::client::{Client, ClientError};
+use workbench::client::address::WorkbenchAddress;
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::{
-    BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadRequest, ReadResult,
+    BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadFileRequest, ReadResult,
     WriteRequest,
 };
-use workbench::tools::bash::{Event, Said, Stream};
+use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 use crate::processes::wait_for;
-use crate::server::{self, BOTH, Kind, Server};
+use crate::server::{self, BOTH, Server, SocketKind};
 
-fn address(server: &Server) -> Address {
+fn address(server: &Server) -> WorkbenchAddress {
     match &server.address {
-        server::Address::Unix(path) => Address::Unix(path.clone()),
-        server::Address::Tcp(address) => Address::Tcp(address.ip().to_string(), address.port()),
+        server::ServerAddress::Unix(path) => WorkbenchAddress::Unix(path.clone()),
+        server::ServerAddress::Tcp(address) => {
+            WorkbenchAddress::Tcp(address.ip().to_string(), address.port())
+        }
     }
 }
 
-fn client(server: &Server) -> Client {
-    Client::new(address(server), Duration::from_secs(10), None).unwrap()
+fn client(server: &Server) -> WorkbenchClient {
+    WorkbenchClient::new(address(server), Duration::from_secs(10), None).unwrap()
 }
 
 fn command(words: impl Into<String>) -> BashRequest {
@@ -62,7 +64,7 @@ async fn every_tool_can_be_called() {
             error.starts_with("Could not find the exact text in a/b.txt."),
             "{error}"
         );
-        let read = ReadRequest {
+        let read = ReadFileRequest {
             path,
             offset: Some(2),
             limit: Some(1),
@@ -101,7 +103,7 @@ async fn every_tool_can_be_called() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let client = client(&server);
     let mut output = client
         .bash(&command("printf 'a\\xff'; exec sleep 3001"))
@@ -110,7 +112,7 @@ async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
     let first = output.next().await.unwrap();
     assert_eq!(
         first,
-        Event::Output(Stream::Stdout, Said::Bytes(b"a\xff".to_vec()))
+        CommandEvent::Output(CommandStream::Stdout, OutputChunk::Bytes(b"a\xff".to_vec()))
     );
     wait_for(&server.mark, "sleep 3001");
     drop(output);
@@ -124,11 +126,11 @@ async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_there_is_said_after_the_time_that_was_given() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("s");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
     let begun = Instant::now();
-    let client = Client::new(
-        Address::Unix(path.clone()),
+    let client = WorkbenchClient::new(
+        WorkbenchAddress::Unix(path.clone()),
         Duration::from_millis(500),
         None,
     );
@@ -147,29 +149,34 @@ async fn nobody_there_is_said_after_the_time_that_was_given() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_is_not_accepted_is_said_at_once() {
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command
             .env("SIDECAR_AUTH_TOKEN", "right")
             .env("SIDECAR_REQUIRE_AUTH", "1");
     });
     for token in [None, Some("wrong")] {
-        let client = Client::new(address(&server), Duration::from_secs(60), token).unwrap();
+        let client =
+            WorkbenchClient::new(address(&server), Duration::from_secs(60), token).unwrap();
         let error = client.run(&command("true")).await.unwrap_err();
-        assert!(matches!(error, ClientError::Unauthorized(_)), "{error}");
+        assert!(
+            matches!(error, WorkbenchClientError::Unauthorized(_)),
+            "{error}"
+        );
     }
-    let client = Client::new(address(&server), Duration::from_secs(60), Some("right")).unwrap();
+    let client =
+        WorkbenchClient::new(address(&server), Duration::from_secs(60), Some("right")).unwrap();
     assert!(client.run(&command("true")).await.unwrap().ok);
 }
 
-/// A server that is well, and whose queue is full from then on: nobody gets in any more, and
-/// nobody is turned away.
+/// A server that is healthy first, and whose accept queue is full afterwards: connections are
+/// neither accepted nor refused.
 async fn is_well_and_then_hangs(listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     let (mut first, _) = listener.accept().await.unwrap();
     let mut asked = [0; 1024];
     assert!(first.read(&mut asked).await.unwrap() > 0);
     let mut queue = Vec::new();
-    // The first that waits says that it is full.
+    // The first connection that waits shows that the queue is full.
     while let Ok(stream) =
         tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
     {
@@ -187,12 +194,15 @@ async fn a_port_that_never_answers_is_not_waited_for_much_longer_than_was_said()
     let listener = socket.listen(1).unwrap();
     let port = listener.local_addr().unwrap().port();
     let hanging = tokio::spawn(is_well_and_then_hangs(listener));
-    let at = Address::Tcp("127.0.0.1".to_owned(), port);
-    let client = Client::new(at, Duration::from_millis(500), None).unwrap();
-    // Without a bound of ours the kernel's is two minutes.
+    let at = WorkbenchAddress::Tcp("127.0.0.1".to_owned(), port);
+    let client = WorkbenchClient::new(at, Duration::from_millis(500), None).unwrap();
+    // Without our timeout the kernel's is two minutes.
     let run = tokio::time::timeout(wait::LIMIT, async { client.run(&command("true")).await });
     let error = run.await.unwrap().unwrap_err();
-    assert!(matches!(error, ClientError::TimedOut(_)), "{error}");
+    assert!(
+        matches!(error, WorkbenchClientError::TimedOut(_)),
+        "{error}"
+    );
     hanging.abort();
 }
 
@@ -203,19 +213,20 @@ fn start_at(root: &Path, socket: &Path) -> Server {
         "--workspace-root",
         root.to_str().unwrap(),
     ];
-    Server::start_with(Kind::Unix, &words, |_| {})
+    Server::start_with(SocketKind::Unix, &words, |_| {})
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
     const CALLERS: u32 = 4;
     const RESTARTS: u32 = 12;
-    let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
-    let (root, socket) = (place.path().join("root"), place.path().join("s"));
+    let dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+    let (root, socket) = (dir.path().join("root"), dir.path().join("s"));
     std::fs::create_dir(&root).unwrap();
     let mut server = start_at(&root, &socket);
     let wait = Duration::from_secs(30);
-    let client = Arc::new(Client::new(Address::Unix(socket.clone()), wait, None).unwrap());
+    let client =
+        Arc::new(WorkbenchClient::new(WorkbenchAddress::Unix(socket.clone()), wait, None).unwrap());
     let over = Arc::new(AtomicBool::new(false));
     let answered = Arc::new(AtomicU32::new(0));
     let callers: Vec<_> = (0..CALLERS)
@@ -229,13 +240,17 @@ async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
                         break;
                     }
                     let call = format!("{caller}-{number}");
-                    // One write of a line to the end of a file is whole.
+                    // One write of a line to the end of a file is atomic.
                     match client.run(&command(format!("echo {call} >> log"))).await {
                         Ok(result) if result.ok => {
                             answered.fetch_add(1, Ordering::Relaxed);
                             done.push(call);
                         }
-                        Ok(_) | Err(ClientError::Broken { .. } | ClientError::Refused(_)) => {
+                        Ok(_)
+                        | Err(
+                            WorkbenchClientError::ConnectionLost { .. }
+                            | WorkbenchClientError::Refused(_),
+                        ) => {
                             unknown.push(call);
                         }
                         Err(other) => panic!("{other}"),
@@ -279,7 +294,7 @@ async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
     println!("{} answered, {} not known", done.len(), unknown.len());
     assert!(times.values().all(|times| *times == 1), "{times:?}");
     assert!(done.iter().all(|call| times.contains_key(call)));
-    // Of each caller one call is under way when the server goes, and another may be in its
-    // queue by then.
+    // When the server stops, each caller has one call in flight, and another may be in the
+    // queue.
     assert!(unknown.len() <= usize::try_from(2 * CALLERS * RESTARTS).unwrap());
 }

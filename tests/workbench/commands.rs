@@ -1,4 +1,4 @@
-//! Commands: what they say comes as they say it, and nothing of them stays.
+//! Commands: their output is streamed, and none of their processes is left.
 
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use testkit::http::read_answer;
+use testkit::http::read_response;
 use testkit::wait;
 
 use crate::processes::{marked, wait_for, wait_for_nobody};
-use crate::server::{BOTH, Kind, Line, Server, lines};
+use crate::server::{BOTH, Line, Server, SocketKind, lines};
 
 /// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
 const STUBBORN: &str = "trap '' TERM; setsid sleep 2001 & (setsid sleep 2002 &) ; sleep 2003; true";
@@ -22,7 +22,7 @@ fn wait_for_all(server: &Server) {
     }
 }
 
-/// Waits until of everything marked only the server itself is left.
+/// Waits until only the server itself has the mark.
 fn wait_for_only(server: &Server) {
     let own = server.child.id().cast_signed();
     wait::until_or(
@@ -32,7 +32,7 @@ fn wait_for_only(server: &Server) {
                 .all(|(pid, _)| *pid == own)
                 .then_some(())
         },
-        || format!("nobody but the server of {:?}", marked(&server.mark)),
+        || format!("only the server of {:?}", marked(&server.mark)),
     );
 }
 
@@ -62,8 +62,8 @@ fn a_client_that_hangs_up_ends_everything_the_command_started() {
 
 #[test]
 fn a_client_that_hangs_up_without_having_read_ends_it_too() {
-    let server = Server::start(Kind::Unix);
-    // It is full long before.
+    let server = Server::start(SocketKind::Unix);
+    // The pipe is full long before.
     let stream = server.bash(&json!({ "command": "setsid yes & sleep 2004" }));
     wait_for(&server.mark, "sleep 2004");
     wait_for(&server.mark, "yes");
@@ -74,14 +74,14 @@ fn a_client_that_hangs_up_without_having_read_ends_it_too() {
 #[test]
 fn a_server_that_stops_or_is_killed_leaves_nothing() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-        let mut server = Server::start(Kind::Unix);
+        let mut server = Server::start(SocketKind::Unix);
         let mut stream = server.bash(&json!({ "command": STUBBORN }));
         wait_for_all(&server);
         server.signal(signal);
         let code = server.wait();
         if signal == Signal::SIGTERM {
             assert_eq!(code, Some(0));
-            let answer = read_answer(&mut stream).unwrap();
+            let answer = read_response(&mut stream).unwrap();
             let error = json!({ "type": "error", "message": "the workbench was stopped" });
             assert_eq!(lines(&answer), [error]);
         }
@@ -91,9 +91,9 @@ fn a_server_that_stops_or_is_killed_leaves_nothing() {
 
 #[test]
 fn what_a_command_left_in_the_background_stays_and_is_not_waited_for() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let begun = Instant::now();
-    // It holds the output open.
+    // The background process holds the output open.
     let body = json!({ "command": "sleep 2005 & echo started" });
     let answer = server.post("bash", body.to_string().as_bytes());
     assert!(begun.elapsed() < Duration::from_secs(30));
@@ -155,7 +155,7 @@ fn memory(pid: u32) -> u64 {
     kib.parse::<u64>().unwrap() << 10
 }
 
-/// Reads a command's answer to its end without keeping it: how much it was, and its last bytes.
+/// Reads a command's response to its end without storing it: its length, and its last bytes.
 fn swallow(mut stream: Box<dyn Line>, mut look: impl FnMut()) -> (u64, String) {
     let mut buffer = vec![0; 256 * 1024];
     let (mut total, mut last) = (0, Vec::new());
@@ -173,7 +173,7 @@ fn swallow(mut stream: Box<dyn Line>, mut look: impl FnMut()) -> (u64, String) {
 
 #[test]
 fn much_output_takes_little_memory() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let mut most = before;
     let mib = std::env::var("PALISADE_OUTPUT_MIB").map_or(96, |text| text.parse().unwrap());
@@ -192,12 +192,12 @@ fn much_output_takes_little_memory() {
 
 #[test]
 fn a_command_waits_for_a_client_that_does_not_read() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let command = "yes | tee >(wc -c > count) | head -c 64000000 >&2; touch finished";
     let stream = server.bash(&json!({ "command": command }));
     let writer = wait_for(&server.mark, "head -c 64000000");
-    // Until it stands still.
+    // Until the command blocks.
     let written = |pid: i32| {
         let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
         let line = io.lines().find(|line| line.starts_with("wchar:"));
@@ -220,7 +220,7 @@ fn a_command_waits_for_a_client_that_does_not_read() {
 
 #[test]
 fn many_commands_at_once_each_have_their_own_words() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     std::thread::scope(|scope| {
         for number in 0..24 {
             let server = &server;
@@ -253,7 +253,7 @@ fn the_first_process_of_a_container_takes_in_its_orphans() {
     };
     assert_eq!(said("cut -d' ' -f4 /proc/$PPID/stat"), "1\n");
     said("for i in 1 2 3; do (sleep 0.1 >/dev/null 2>&1 &); done");
-    // Asleep or dead, they are in the table until somebody takes them in.
+    // Sleeping or dead, they are in the process table until their parent reaps them.
     let left = "cat /proc/[0-9]*/stat 2>/dev/null | grep -c '(sleep)'; true";
     wait::until("no orphan", || (said(left) == "0\n").then_some(()));
 }

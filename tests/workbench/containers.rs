@@ -1,28 +1,28 @@
-//! Containers of `sandbox.remote`, as seed 001 describes them: several behind one gate, shared by
-//! sessions, outliving the gate, and named when they cannot be reached.
+//! Containers of `sandbox.remote`, as seed 001 describes them: several per gate, shared by
+//! sessions, outliving the gate, and named when they are unreachable.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::leftovers::start_of;
 use testkit::operator::Operator;
-use testkit::said::{err, out};
+use testkit::output::{stderr, stdout};
 use testkit::wait;
 
 use crate::PALISADE;
-use crate::server::{Address, Kind, Server};
+use crate::server::{Server, ServerAddress, SocketKind};
 
-/// A day. Whatever is reported before is reported at once: no test takes so long.
+/// A day. A faster report did not wait: no test takes so long.
 const LONG_MS: u64 = 86_400_000;
 
 /// An entry of `sandbox.remote` for a workbench.
 fn entry(name: &str, server: &Server) -> Value {
     match &server.address {
-        Address::Unix(path) => json!({"name": name, "socket_path": path}),
-        Address::Tcp(address) => {
+        ServerAddress::Unix(path) => json!({"name": name, "socket_path": path}),
+        ServerAddress::Tcp(address) => {
             let (host, port) = (address.ip(), address.port());
             json!({"name": name, "tcp": {"host": host, "port": port}})
         }
@@ -30,50 +30,56 @@ fn entry(name: &str, server: &Server) -> Value {
 }
 
 /// Writes a configuration with these containers.
-fn configure(place: &Place, remote: &Value) {
+fn configure(gate_dir: &GateDir, remote: &Value) {
     let sandbox = json!({"backend": "remote", "remote": remote});
-    place.write_config(&format!("version: \"1.0\"\nsandbox: {sandbox}\n"));
+    gate_dir.write_config(&format!("version: \"1.0\"\nsandbox: {sandbox}\n"));
 }
 
-fn ok(place: &Place, words: &[&str]) -> String {
-    let output = place.run(words);
-    assert!(output.status.success(), "{words:?}: {}", err(&output));
-    out(&output)
+fn ok(gate_dir: &GateDir, words: &[&str]) -> String {
+    let output = gate_dir.run(words);
+    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    stdout(&output)
 }
 
 #[test]
 fn seed_001_separate_instances_keep_sessions_apart_behind_one_gate() {
-    let place = Place::new(PALISADE);
-    let servers = [Server::start(Kind::Unix), Server::start(Kind::Tcp)];
+    let gate_dir = GateDir::new(PALISADE);
+    let servers = [
+        Server::start(SocketKind::Unix),
+        Server::start(SocketKind::Tcp),
+    ];
     let [first, second] = &servers;
     let list = json!([entry("first", first), entry("second", second)]);
-    configure(&place, &list);
-    let _gate = place.start();
+    configure(&gate_dir, &list);
+    let _gate = gate_dir.start();
 
-    let source = place.path().join("note");
-    let back = place.path().join("back");
+    let source = gate_dir.path().join("note");
+    let back = gate_dir.path().join("back");
     for (name, server) in [("first", first), ("second", second)] {
         let root = std::fs::canonicalize(server.root()).unwrap();
-        let pwd = ok(&place, &["exec", name, "--", "pwd"]);
+        let pwd = ok(&gate_dir, &["exec", name, "--", "pwd"]);
         assert_eq!(pwd.trim_end(), root.to_str().unwrap());
         let line = format!("echo {name} > who");
-        ok(&place, &["shell", name, "-c", &line]);
-        let read = ok(&place, &["tool", name, "read", "{\"path\":\"who\"}"]);
+        ok(&gate_dir, &["shell", name, "-c", &line]);
+        let read = ok(&gate_dir, &["tool", name, "read", "{\"path\":\"who\"}"]);
         let read: Value = serde_json::from_str(&read).unwrap();
         assert_eq!(read["content"], format!("{name}\n"));
         std::fs::write(&source, name).unwrap();
-        ok(&place, &["upload", name, source.to_str().unwrap(), "in"]);
+        ok(&gate_dir, &["upload", name, source.to_str().unwrap(), "in"]);
         let to = back.join(name);
-        ok(&place, &["download", name, "in/note", to.to_str().unwrap()]);
+        ok(
+            &gate_dir,
+            &["download", name, "in/note", to.to_str().unwrap()],
+        );
         assert_eq!(std::fs::read_to_string(to.join("note")).unwrap(), name);
     }
-    // Each has its own files.
+    // Each container has its own files.
     for (name, server) in [("first", first), ("second", second)] {
         assert_eq!(server.read("who"), format!("{name}\n").as_bytes());
         assert_eq!(server.read("in/note"), name.as_bytes());
     }
 
-    let rows: Value = serde_json::from_str(&ok(&place, &["list", "--json"])).unwrap();
+    let rows: Value = serde_json::from_str(&ok(&gate_dir, &["list", "--json"])).unwrap();
     let names: Vec<_> = rows
         .as_array()
         .unwrap()
@@ -83,32 +89,32 @@ fn seed_001_separate_instances_keep_sessions_apart_behind_one_gate() {
     assert_eq!(names, ["first", "second"]);
     assert_eq!(rows[1]["status"], "active", "{rows}");
     for name in ["first", "second"] {
-        let records = ok(&place, &["audit", "list", "--json", "--sandbox", name]);
+        let records = ok(&gate_dir, &["audit", "list", "--json", "--sandbox", name]);
         let records: Value = serde_json::from_str(&records).unwrap();
         assert_eq!(records.as_array().map(Vec::len), Some(5), "{records}");
-        let output = place.run(&["pause", name]);
+        let output = gate_dir.run(&["pause", name]);
         assert!(
-            err(&output).contains("managed elsewhere"),
+            stderr(&output).contains("managed elsewhere"),
             "{}",
-            err(&output)
+            stderr(&output)
         );
-        let output = place.run(&["create", "--backend", "namespace", "--no-repo", name]);
+        let output = gate_dir.run(&["create", "--backend", "namespace", "--no-repo", name]);
         assert!(
-            err(&output).contains("managed elsewhere"),
+            stderr(&output).contains("managed elsewhere"),
             "{}",
-            err(&output)
+            stderr(&output)
         );
     }
-    let output = place.run(&["exec", "third", "--", "true"]);
-    assert_eq!(output.status.code(), Some(3), "{}", err(&output));
+    let output = gate_dir.run(&["exec", "third", "--", "true"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
 }
 
 #[test]
 fn seed_001_sessions_read_each_others_files_and_are_logged() {
-    let place = tempfile::tempdir().unwrap();
-    let log = place.path().join("log");
+    let gate_dir = tempfile::tempdir().unwrap();
+    let log = gate_dir.path().join("log");
     let file = std::fs::File::create(&log).unwrap();
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.stderr(file);
     });
     let write = json!({"sessionId": "session-of-anna", "path": "shared/a.txt", "content": "one"});
@@ -118,7 +124,7 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
     // A session is optional.
     let read = json!({"path": "shared/a.txt"});
     assert_eq!(server.result("read", &read)["content"], "one");
-    // The workspace has no directory of a session's own.
+    // The workspace has no directory per session.
     let ls = server.result("ls", &json!({"sessionId": "session-of-cleo"}));
     assert_eq!(ls["output"], "shared/");
     for (session, path) in [
@@ -138,58 +144,61 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
 
 #[test]
 fn seed_001_gate_that_ends_leaves_the_container_and_its_commands() {
-    let place = Place::new(PALISADE);
-    let server = Server::start(Kind::Unix);
-    configure(&place, &entry("remote", &server));
-    let gate = place.start();
+    let gate_dir = GateDir::new(PALISADE);
+    let server = Server::start(SocketKind::Unix);
+    configure(&gate_dir, &entry("remote", &server));
+    let gate = gate_dir.start();
     let line = "sleep 3600 >/dev/null 2>&1 & echo $!";
-    let pid = ok(&place, &["exec", "remote", "--", "sh", "-c", line]);
+    let pid = ok(&gate_dir, &["exec", "remote", "--", "sh", "-c", line]);
     let pid: i32 = pid.trim().parse().unwrap();
     let started = start_of(pid).unwrap();
     let lives_on = || {
-        let health = server.address.ask("GET", "/health", "", b"");
+        let health = server.address.request("GET", "/health", "", b"");
         assert_eq!(health.status, 200, "{}", health.text());
         assert_eq!(start_of(pid), Some(started), "the command has ended");
     };
     lives_on();
 
     let mut stopped = gate;
-    ok(&place, &["gate", "stop"]);
+    ok(&gate_dir, &["gate", "stop"]);
     stopped.wait();
     lives_on();
-    place.start().kill();
+    gate_dir.start().kill();
     lives_on();
 
-    let _gate = place.start();
-    assert_eq!(ok(&place, &["exec", "remote", "--", "echo", "on"]), "on\n");
+    let _gate = gate_dir.start();
+    assert_eq!(
+        ok(&gate_dir, &["exec", "remote", "--", "echo", "on"]),
+        "on\n"
+    );
 }
 
-/// Asks for a command in a container that cannot be reached.
-fn refused(place: &Place) -> Output {
-    let output = place.run(&["exec", "remote", "--", "true"]);
+/// Runs a command in an unreachable container.
+fn refused(gate_dir: &GateDir) -> Output {
+    let output = gate_dir.run(&["exec", "remote", "--", "true"]);
     assert!(!output.status.success());
     output
 }
 
 #[test]
 fn seed_001_path_that_is_no_socket_is_named_at_once() {
-    let place = Place::new(PALISADE);
-    let file = place.path().join("file");
+    let gate_dir = GateDir::new(PALISADE);
+    let file = gate_dir.path().join("file");
     std::fs::write(&file, "").unwrap();
     for (path, what) in [
         (file.as_path(), "it is a file and not a socket"),
-        (place.path(), "it is a directory and not a socket"),
+        (gate_dir.path(), "it is a directory and not a socket"),
     ] {
         configure(
-            &place,
+            &gate_dir,
             &json!({"socket_path": path, "wait_for_ready_ms": LONG_MS}),
         );
-        let gate = place.start();
-        let told = err(&refused(&place));
+        let gate = gate_dir.start();
+        let told = stderr(&refused(&gate_dir));
         let address = format!("cannot connect to unix:{}", path.display());
         assert!(told.contains(&address) && told.contains(what), "{told}");
         assert!(told.contains("SOCKET_PATH"), "{told}");
-        let table = ok(&place, &["list"]);
+        let table = ok(&gate_dir, &["list"]);
         assert!(table.contains(what), "{table}");
         gate.kill();
     }
@@ -200,22 +209,22 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let place = Place::of(Operator::Nobody, PALISADE);
-    let server = Server::start(Kind::Unix);
-    let Address::Unix(socket) = &server.address else {
+    let gate_dir = GateDir::of(Operator::Unprivileged, PALISADE);
+    let server = Server::start(SocketKind::Unix);
+    let ServerAddress::Unix(socket) = &server.address else {
         panic!("a path");
     };
     configure(
-        &place,
+        &gate_dir,
         &json!({"socket_path": socket, "wait_for_ready_ms": LONG_MS}),
     );
-    let _gate = place.start();
+    let _gate = gate_dir.start();
     let open = |path: &Path, mode: u32| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     let directory = server.outside();
     open(directory, 0o700);
-    let told = err(&refused(&place));
+    let told = stderr(&refused(&gate_dir));
     let sentence = format!(
         "cannot connect to unix:{}: permission denied: uid 65534 may not enter the directory {}",
         socket.display(),
@@ -225,13 +234,13 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
 
     open(directory, 0o755);
     open(socket.parent().unwrap(), 0o755);
-    let told = err(&refused(&place));
+    let told = stderr(&refused(&gate_dir));
     let sentence = "permission denied: uid 65534 may not write to the socket, which belongs to \
                     uid 0 and has mode 600";
     assert!(told.contains(sentence), "{told}");
     assert!(told.contains("--socket-mode 666"), "{told}");
     open(socket, 0o666);
-    ok(&place, &["exec", "remote", "--", "true"]);
+    ok(&gate_dir, &["exec", "remote", "--", "true"]);
 }
 
 #[test]
@@ -239,11 +248,11 @@ fn seed_001_server_without_room_for_its_socket_names_directory_and_uid() {
     if !testkit::require_root("being two users") {
         return;
     }
-    let place = Place::of(Operator::Nobody, PALISADE);
+    let gate_dir = GateDir::of(Operator::Unprivileged, PALISADE);
     let owned = tempfile::tempdir().unwrap();
     let mode = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(owned.path(), mode).unwrap();
-    let root = place.path().to_str().unwrap();
+    let root = gate_dir.path().to_str().unwrap();
     for name in ["w.sock", "run/w.sock"] {
         let socket = owned.path().join(name);
         let socket = socket.to_str().unwrap();
@@ -254,8 +263,8 @@ fn seed_001_server_without_room_for_its_socket_names_directory_and_uid() {
             "--workspace-root",
             root,
         ];
-        let output = place.run(&words);
-        let told = err(&output);
+        let output = gate_dir.run(&words);
+        let told = stderr(&output);
         assert_eq!(output.status.code(), Some(1), "{told}");
         let sentence = format!(
             "cannot create the socket {socket}: Permission denied (os error 13); uid 65534 must \

@@ -1,4 +1,4 @@
-//! Ways out of the workspace, none of which leads anywhere.
+//! Attempts to leave the workspace, all of which are refused.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,11 +7,11 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
-use crate::server::{BOTH, Kind, Server};
+use crate::server::{BOTH, Server, SocketKind};
 
 const OUTSIDE: &str = "Invalid path: access outside workspace is not allowed";
 
-/// Every tool that takes a path, on this one.
+/// Every tool that takes a path, with this path.
 fn each_tool(path: &str) -> [(&'static str, Value); 6] {
     [
         ("read", json!({ "path": path })),
@@ -26,7 +26,7 @@ fn each_tool(path: &str) -> [(&'static str, Value); 6] {
     ]
 }
 
-fn with_secret(kind: Kind) -> Server {
+fn with_secret(kind: SocketKind) -> Server {
     let server = Server::start(kind);
     std::fs::create_dir(server.outside().join("away")).unwrap();
     std::fs::write(server.outside().join("away/secret"), "secret").unwrap();
@@ -72,7 +72,7 @@ fn names_and_links_do_not_lead_out() {
             }
         }
         assert_untouched(&server);
-        // What looks absolute begins at the root.
+        // An absolute path starts at the root.
         let secret = away.join("secret");
         let body = json!({ "path": secret.to_str().unwrap() });
         assert!(server.sentence("read", &body).starts_with("No such file"));
@@ -92,7 +92,7 @@ fn names_and_links_do_not_lead_out() {
 
 #[test]
 fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
-    let server = with_secret(Kind::Unix);
+    let server = with_secret(SocketKind::Unix);
     let root = server.root();
     std::fs::create_dir(root.join("there")).unwrap();
     std::fs::write(root.join("there/secret"), "harmless").unwrap();
@@ -129,7 +129,7 @@ fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
 
 #[test]
 fn a_hard_link_is_written_beside_not_through() {
-    let server = with_secret(Kind::Unix);
+    let server = with_secret(SocketKind::Unix);
     let secret = server.outside().join("away/secret");
     for name in ["one", "two"] {
         std::fs::hard_link(&secret, server.root().join(name)).unwrap();
@@ -154,7 +154,7 @@ fn what_is_no_file_is_refused_at_once() {
         let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
         symlink("pipe", root.join("link")).unwrap();
         let mut names = vec!["pipe", "link", "socket"];
-        // A device that never ends; who is not root cannot make one.
+        // An endless device; only root can create one.
         let zero = makedev(1, 5);
         if mknod(&root.join("zero"), SFlag::S_IFCHR, Mode::S_IRWXU, zero).is_ok() {
             names.push("zero");
@@ -170,7 +170,7 @@ fn what_is_no_file_is_refused_at_once() {
             let grep = json!({ "path": path, "pattern": "x" });
             assert_eq!(server.call("grep", &grep).0, 400, "{path}");
         }
-        // Neither does a walk wait for one.
+        // A walk does not wait for a FIFO either.
         let grep = json!({ "pattern": "x" });
         assert_eq!(server.result("grep", &grep)["content"], "No matches found");
     }

@@ -1,4 +1,4 @@
-//! What is on a leash never outlives its reason.
+//! The process guard ends its command with the parent.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -11,7 +11,7 @@ use testkit::wait;
 use crate::PALISADE;
 use crate::processes::{self, MARK, marked, wait_for, wait_for_nobody};
 
-/// A leash that this test is the parent of.
+/// A process guard whose parent is this test.
 struct Leashed {
     child: Child,
     mark: String,
@@ -194,7 +194,7 @@ fn a_parent_that_is_killed_takes_everybody_along() {
 
 #[test]
 fn a_leash_whose_parent_is_gone_already_starts_nothing() {
-    // The test is not the parent of process 1, and nobody is.
+    // The test is not the parent of process 1.
     let output = Command::new(PALISADE)
         .args(["__leash", "--parent", "1", "--", "echo", "started"])
         .output()

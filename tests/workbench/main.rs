@@ -1,4 +1,4 @@
-//! The coding tools as their clients meet them, and the leash that commands run on.
+//! The coding tools as their clients use them, and the process guard of commands.
 
 #![allow(
     clippy::expect_used,
@@ -27,7 +27,7 @@ mod wire;
     dead_code,
     unused_imports,
     unused_macros,
-    reason = "sentences about making and stopping are not for a container of somebody else's"
+    reason = "creating and stopping do not apply to a remote container"
 )]
 #[path = "../../crates/sandbox/tests/contract/suite.rs"]
 mod suite;

@@ -1,4 +1,4 @@
-//! find and grep beside ripgrep, on a tree of that many files (`just bench-workbench`).
+//! find and grep compared with ripgrep, on a tree of that many files (`just bench-workbench`).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::server::{Kind, Server};
+use crate::server::{Server, SocketKind};
 
-/// Rounds of which the median counts.
+/// Number of rounds; the median counts.
 const ROUNDS: usize = 7;
 
 fn files() -> usize {
     std::env::var("PALISADE_FILES").map_or(1000, |text| text.parse().unwrap())
 }
 
-/// Files of some forty lines, a hundred in a directory; one in a hundred has the word.
+/// Files of about forty lines, a hundred in a directory; one in a hundred contains the word.
 fn make_tree(root: &Path, count: usize) {
     std::fs::write(root.join(".gitignore"), "ignored/\n").unwrap();
     std::fs::create_dir(root.join(".git")).unwrap();
@@ -63,12 +63,12 @@ fn rg(root: &Path, words: &[&str]) -> Option<Duration> {
 
 #[test]
 fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     let (root, count) = (server.root(), files());
     make_tree(&root, count);
     let find = json!({ "pattern": "*.rs", "limit": 100_000 });
     let grep = json!({ "pattern": "needle", "limit": 100_000 });
-    // Everything is found before anything is timed.
+    // The results are checked before anything is timed.
     let found = server.result("grep", &grep);
     let total = found["details"]["truncation"]["totalLines"].as_u64();
     let lines = found["content"].as_str().unwrap().lines().count() as u64;

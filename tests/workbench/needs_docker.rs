@@ -1,5 +1,5 @@
-//! The workbench as the first process of a real container, on either kind of socket, and the
-//! gate that knows it as `remote`.
+//! The workbench as the first process of a real container, on both kinds of socket, and a
+//! gate with the container in `sandbox.remote`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::docker::{Container, Docker, Network};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
+use testkit::output::{stderr, stdout};
 use testkit::port::Port;
-use testkit::said::{err, out};
 use testkit::wait;
-use workbench::client::address::Address as At;
-use workbench::client::{Client, ClientError};
+use workbench::client::address::WorkbenchAddress;
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::BashRequest;
 
 use crate::PALISADE;
-use crate::server::{Address, lines};
+use crate::server::{ServerAddress, lines};
 
 const TOKEN: &str = "open-sesame";
 
@@ -26,7 +26,7 @@ fn docker() -> Option<Docker> {
     Docker::start(Path::new(PALISADE))
 }
 
-/// A directory of the host's that a container sees as `/run/shared`.
+/// A host directory that a container sees as `/run/shared`.
 fn shared() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("wb").tempdir().unwrap()
 }
@@ -39,15 +39,15 @@ fn start<'a>(docker: &'a Docker, shared: &Path) -> (Container<'a>, PathBuf) {
     (container, socket)
 }
 
-fn call(address: &Address, tool: &str, body: &Value) -> testkit::http::Answer {
+fn call(address: &ServerAddress, tool: &str, body: &Value) -> testkit::http::HttpResponse {
     let head = format!("Content-Type: application/json\r\nAuthorization: Bearer {TOKEN}\r\n");
     let body = body.to_string();
-    address.ask("POST", &format!("/{tool}"), &head, body.as_bytes())
+    address.request("POST", &format!("/{tool}"), &head, body.as_bytes())
 }
 
 /// Every route, one after the other.
-fn drive(address: &Address) {
-    let health = address.ask(
+fn drive(address: &ServerAddress) {
+    let health = address.request(
         "GET",
         "/health",
         &format!("Authorization: Bearer {TOKEN}\r\n"),
@@ -78,7 +78,7 @@ fn drive(address: &Address) {
     let escape = call(address, "read", &json!({ "path": "../etc/passwd" }));
     assert_eq!(escape.status, 400);
 
-    // Its own process 1 takes in what commands leave behind.
+    // Process 1 of the container reaps orphaned processes.
     let command = "cat a/b.txt; (sleep 0.01 &); exit 3";
     let said = lines(&call(address, "bash", &json!({ "command": command })));
     assert_eq!(said[0]["data"], "one\nzwei\n");
@@ -104,7 +104,7 @@ fn every_route_answers_in_a_container_on_either_socket() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (_alone, socket) = start(&docker, shared.path());
-    drive(&Address::Unix(socket));
+    drive(&ServerAddress::Unix(socket));
 
     let port = Port::take();
     let address = port.address();
@@ -118,8 +118,8 @@ fn every_route_answers_in_a_container_on_either_socket() {
     wait::until("the port", || {
         std::net::TcpStream::connect(address).ok().map(drop)
     });
-    let address = Address::Tcp(address);
-    let nobody = address.ask("GET", "/health", "", b"");
+    let address = ServerAddress::Tcp(address);
+    let nobody = address.request("GET", "/health", "", b"");
     assert_eq!(nobody.status, 401);
     drive(&address);
 }
@@ -129,16 +129,16 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
-    let place = Place::new(PALISADE);
-    place.write_config(&format!(
+    let gate_dir = GateDir::new(PALISADE);
+    gate_dir.write_config(&format!(
         "version: \"1.0\"\nsandbox:\n  remote:\n    socket_path: {}\n    \
          wait_for_ready_ms: 20000\n",
         socket.display()
     ));
     let ok = |words: &[&str]| -> String {
-        let output: Output = place.run(words);
-        assert!(output.status.success(), "{words:?}: {}", err(&output));
-        out(&output)
+        let output: Output = gate_dir.run(words);
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        stdout(&output)
     };
     assert_eq!(ok(&["exec", "remote", "--", "pwd"]), "/workspace\n");
     let network = ok(&["exec", "remote", "--", "ls", "/sys/class/net"]);
@@ -151,7 +151,7 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
         .collect();
     std::fs::write(tree.join("bytes"), &bytes).unwrap();
     ok(&["upload", "remote", tree.to_str().unwrap(), "in"]);
-    // It is found again when it was away.
+    // The client reconnects after the restart.
     container.restart();
     let back = files.path().join("back");
     ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
@@ -168,7 +168,12 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
-    let client = Client::new(At::Unix(socket), Duration::from_secs(30), None).unwrap();
+    let client = WorkbenchClient::new(
+        WorkbenchAddress::Unix(socket),
+        Duration::from_secs(30),
+        None,
+    )
+    .unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let answered = AtomicU32::new(0);
     let mut known: HashMap<String, bool> = HashMap::new();
@@ -190,7 +195,7 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
             let mut after = 0;
             for number in 0.. {
                 let call = number.to_string();
-                // One write of a line to the end of a file is whole.
+                // One write of a line to the end of a file is atomic.
                 let request = BashRequest {
                     command: format!("echo {call} >> /run/shared/log"),
                     timeout_seconds: None,
@@ -200,12 +205,16 @@ fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
                         answered.fetch_add(1, Ordering::Relaxed);
                         known.insert(call, true);
                     }
-                    Ok(_) | Err(ClientError::Broken { .. } | ClientError::Refused(_)) => {
+                    Ok(_)
+                    | Err(
+                        WorkbenchClientError::ConnectionLost { .. }
+                        | WorkbenchClientError::Refused(_),
+                    ) => {
                         known.insert(call, false);
                     }
                     Err(other) => panic!("{other}"),
                 }
-                // The last restart, too, is one that calls come back from.
+                // Calls also succeed after the last restart.
                 after += u32::from(restarting.is_finished());
                 if after > 5 {
                     break;

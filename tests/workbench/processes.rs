@@ -1,4 +1,4 @@
-//! Processes, found by a mark in their environment that whatever they start inherits.
+//! Finds processes by a mark in their environment, which their children inherit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,13 +9,13 @@ pub(crate) const MARK: &str = "PALISADE_TEST_MARK";
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A mark that no other test has.
+/// A mark that is unique to the test.
 pub(crate) fn mark() -> String {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{}-{number}", std::process::id())
 }
 
-/// Who runs with the mark, by number and command line.
+/// The processes with the mark: id and command line.
 pub(crate) fn marked(mark: &str) -> Vec<(i32, String)> {
     let wanted = format!("{MARK}={mark}");
     std::fs::read_dir("/proc")
@@ -36,15 +36,15 @@ pub(crate) fn marked(mark: &str) -> Vec<(i32, String)> {
         .collect()
 }
 
-/// Waits until nobody runs with the mark.
+/// Waits until no process has the mark.
 pub(crate) fn wait_for_nobody(mark: &str) {
     wait::until_or(
         || marked(mark).is_empty().then_some(()),
-        || format!("nobody of {:?}", marked(mark)),
+        || format!("the end of {:?}", marked(mark)),
     );
 }
 
-/// Waits until somebody with the mark runs just these words.
+/// Waits until a process with the mark has exactly this command line.
 pub(crate) fn wait_for(mark: &str, words: &str) -> i32 {
     wait::until_or(
         || {

@@ -1,5 +1,5 @@
-//! The remote backend: what every backend promises, where that is for one that only connects;
-//! and the commands on a container that somebody else runs.
+//! The remote backend: the contract of every backend, as far as it applies to one that only
+//! connects; and the commands on a container that Palisade did not start.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -15,14 +15,14 @@ use sandbox::namespace::Namespace;
 use sandbox::remote::RemoteBackend;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::gate::Place;
-use testkit::said::{err, out};
+use testkit::gate::GateDir;
+use testkit::output::{stderr, stdout};
 
 use crate::PALISADE;
-use crate::server::{Address, Kind, Server};
+use crate::server::{Server, ServerAddress, SocketKind};
 use crate::suite;
 
-/// A container that a namespace sandbox plays, reached as if it were anybody's: made by its own
+/// A namespace sandbox that stands for a container: created by its own
 /// backend, entered by the remote one.
 struct Played {
     namespace: Namespace,
@@ -32,8 +32,8 @@ struct Played {
 
 impl Played {
     fn new() -> Self {
-        let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
-        let directory = place.path().join("sandboxes");
+        let gate_dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+        let directory = gate_dir.path().join("sandboxes");
         let namespace = Namespace::new(directory, PALISADE.into(), vec!["__init".into()]);
         let id = SandboxId::parse("one").unwrap();
         let client = control::workbench::client(&namespace, &id).unwrap();
@@ -41,7 +41,7 @@ impl Played {
         Self {
             namespace,
             remote,
-            _place: place,
+            _place: gate_dir,
         }
     }
 }
@@ -58,7 +58,7 @@ impl suite::BackendFixture for Played {
     }
 
     fn unavailable(&self) -> Box<dyn SandboxBackend> {
-        panic!("it is somebody else's to be available")
+        panic!("a remote container has no unavailable backend")
     }
 
     fn traces(&self) -> Vec<String> {
@@ -139,29 +139,29 @@ mod contract {
 
 /// An operator whose configuration names a workbench, and the workbench.
 struct Desk {
-    place: Place,
+    gate_dir: GateDir,
     server: Server,
 }
 
 impl Desk {
     fn new() -> Self {
-        let place = Place::new(PALISADE);
-        let server = Server::start_with(Kind::Unix, &[], |command| {
+        let gate_dir = GateDir::new(PALISADE);
+        let server = Server::start_with(SocketKind::Unix, &[], |command| {
             command
                 .env("SIDECAR_AUTH_TOKEN", "open-sesame")
                 .env("SIDECAR_REQUIRE_AUTH", "1");
         });
-        let desk = Self { place, server };
+        let desk = Self { gate_dir, server };
         desk.wait_for_ready(20_000);
         desk
     }
 
-    /// Writes the configuration, with so many milliseconds to wait for the workbench.
+    /// Writes the configuration, with this timeout for the workbench in milliseconds.
     fn wait_for_ready(&self, ms: u32) {
-        let Address::Unix(socket) = &self.server.address else {
+        let ServerAddress::Unix(socket) = &self.server.address else {
             panic!("a path");
         };
-        self.place.write_config(&format!(
+        self.gate_dir.write_config(&format!(
             "version: \"1.0\"\nsandbox:\n  backend: remote\n  remote:\n    socket_path: {}\n    \
              wait_for_ready_ms: {ms}\n    auth:\n      token: open-sesame\n      required: true\n",
             socket.display()
@@ -169,13 +169,13 @@ impl Desk {
     }
 
     fn run(&self, words: &[&str]) -> Output {
-        self.place.palisade(words).output().unwrap()
+        self.gate_dir.palisade(words).output().unwrap()
     }
 
     fn ok(&self, words: &[&str]) -> String {
         let output = self.run(words);
-        assert!(output.status.success(), "{words:?}: {}", err(&output));
-        out(&output)
+        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+        stdout(&output)
     }
 }
 
@@ -198,14 +198,14 @@ fn commands_and_files_go_in_and_out_of_a_container_of_somebody_elses() {
     ]);
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(
-        (out(&output), err(&output)),
+        (stdout(&output), stderr(&output)),
         ("out\nsaid\n".into(), "err\n".into())
     );
     let output = desk.run(&["exec", "remote", "--", "no-such-program"]);
     assert!(
-        err(&output).contains("'no-such-program' could not be run"),
+        stderr(&output).contains("'no-such-program' could not be run"),
         "{}",
-        err(&output)
+        stderr(&output)
     );
     assert_eq!(
         desk.ok(&["shell", "remote", "-c", "echo $((6 * 7))"]),
@@ -232,7 +232,7 @@ fn a_shell_remembers_where_it_stands() {
     let desk = Desk::new();
     desk.server.write("deep/er/file", "here\n");
     let mut shell = desk
-        .place
+        .gate_dir
         .palisade(&["shell", "remote"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -244,7 +244,7 @@ fn a_shell_remembers_where_it_stands() {
         .unwrap();
     drop(input);
     let output = shell.wait_with_output().unwrap();
-    assert_eq!(out(&output), "here\n");
+    assert_eq!(stdout(&output), "here\n");
     assert_eq!(output.status.code(), Some(1));
 }
 
@@ -264,8 +264,13 @@ fn what_is_managed_elsewhere_is_said_plainly() {
         (&["ports", "remote", "--publish", "0:80"], "published"),
     ] {
         let output = desk.run(words);
-        assert_eq!(output.status.code(), Some(4), "{words:?}: {}", err(&output));
-        let said = err(&output);
+        assert_eq!(
+            output.status.code(),
+            Some(4),
+            "{words:?}: {}",
+            stderr(&output)
+        );
+        let said = stderr(&output);
         assert!(
             said.contains(managed) && said.contains(what),
             "{words:?}: {said}"
@@ -273,17 +278,17 @@ fn what_is_managed_elsewhere_is_said_plainly() {
     }
     assert_eq!(desk.ok(&["exec", "remote", "--", "echo", "on"]), "on\n");
     let socket = match &desk.server.address {
-        Address::Unix(path) => path.display().to_string(),
-        Address::Tcp(address) => address.to_string(),
+        ServerAddress::Unix(path) => path.display().to_string(),
+        ServerAddress::Tcp(address) => address.to_string(),
     };
     desk.wait_for_ready(1000);
-    let Desk { place, server } = desk;
+    let Desk { gate_dir, server } = desk;
     drop(server);
-    let output = place
+    let output = gate_dir
         .palisade(&["exec", "remote", "--", "true"])
         .output()
         .unwrap();
-    let said = err(&output);
+    let said = stderr(&output);
     let sentence = format!("Timed out waiting for coding sidecar at unix:{socket}");
     assert!(said.contains(&sentence), "{said}");
 }
@@ -310,7 +315,7 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
     ] {
         assert_eq!(shown[field], value, "{field}");
     }
-    let get = |path| testkit::http::ask(&desk.place.control(), "GET", path, b"").unwrap();
+    let get = |path| testkit::http::send(&desk.gate_dir.control(), "GET", path, b"").unwrap();
     assert_eq!(get("/v1/sandboxes/remote").json(), shown);
     assert_eq!(get("/v1/sandboxes?name=other").json(), json!([]));
 
@@ -328,18 +333,18 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
         &["merge", "remote"],
     ] {
         let output = desk.run(words);
-        let said = err(&output);
+        let said = stderr(&output);
         assert_eq!(output.status.code(), Some(4), "{words:?}: {said}");
         let elsewhere = "the container is managed elsewhere";
         assert!(said.contains(elsewhere), "{words:?}: {said}");
     }
 
-    let Desk { place, server } = desk;
+    let Desk { gate_dir, server } = desk;
     drop(server);
-    let table = out(&place.run(&["list"]));
+    let table = stdout(&gate_dir.run(&["list"]));
     let away = "managed elsewhere, not reachable: Timed out waiting for coding sidecar at unix:";
     assert!(table.contains(away), "{table}");
-    let shown = row(&out(&place.run(&["list", "--json"])));
+    let shown = row(&stdout(&gate_dir.run(&["list", "--json"])));
     assert_eq!(shown["status"], "error");
     let reason = shown["reason"].as_str().unwrap();
     assert!(reason.starts_with("Timed out"), "{reason}");
@@ -368,7 +373,7 @@ fn what_is_done_in_the_container_is_on_record() {
     let mut purposes = entered();
     purposes.sort();
     assert_eq!(purposes, ["download", "exec", "exec", "shell", "upload"]);
-    // What is refused was not entered for.
+    // A refused command was not recorded as an entry.
     let refused = desk.run(&["pause", "remote"]);
     assert!(!refused.status.success());
     assert_eq!(entered().len(), 5);

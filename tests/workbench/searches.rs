@@ -1,8 +1,8 @@
-//! find and grep: what is left out, what is in order, and that they stop in time.
+//! find and grep: ignored files, order, and cancellation.
 
 use serde_json::{Value, json};
 
-use crate::server::{Kind, Server};
+use crate::server::{Server, SocketKind};
 
 fn files(server: &Server, body: &Value) -> Vec<String> {
     let found = server.result("find", body);
@@ -13,7 +13,7 @@ fn files(server: &Server, body: &Value) -> Vec<String> {
 }
 
 fn project() -> Server {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for (path, content) in [
         (".gitignore", "target/\n*.log\n!keep.log\n/only-here\n"),
         (".git/config", "needle\n"),
@@ -55,7 +55,7 @@ fn what_gitignore_leaves_out_is_left_out_and_hidden_files_are_not() {
         "vendor/a.log",
     ];
     assert_eq!(files(&server, &json!({ "pattern": "*" })), seen);
-    // The rules above a directory count in it.
+    // The rules of parent directories apply.
     assert_eq!(
         files(&server, &json!({ "pattern": "*", "path": "src/deep" })),
         [".gitignore", "lib.rs", "special.log"]
@@ -93,14 +93,14 @@ fn a_glob_is_of_the_name_or_of_the_path() {
     };
     assert_eq!(grep("*.yml"), ".github/ci.yml:1: needle");
     assert_eq!(grep("src/*.rs"), "src/main.rs:2: // needle");
-    // What is asked for by name is not left out.
+    // A path of the request is never ignored.
     assert_eq!(grep("drop.log"), "drop.log:1: needle");
     assert!(!grep("!*.rs").contains(".rs"));
 }
 
 #[test]
 fn the_order_is_always_the_same() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for n in 0..300 {
         server.write(&format!("d{}/f{n}", n % 17), "needle\n");
     }
@@ -118,7 +118,7 @@ fn the_order_is_always_the_same() {
 
 #[test]
 fn a_limit_is_kept_to_the_letter() {
-    let server = Server::start(Kind::Unix);
+    let server = Server::start(SocketKind::Unix);
     for n in 0..50 {
         server.write(&format!("f{n:02}"), "needle\n".repeat(50));
     }

@@ -1,5 +1,5 @@
-//! A workbench as a real process, on a socket of either kind, and a client that knows nothing
-//! but HTTP.
+//! Fixture: a workbench as a real process, on both kinds of socket, and an HTTP
+//! client.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,42 +12,42 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::http::{Answer, read_answer};
+use testkit::http::{HttpResponse, read_response};
 use testkit::wait;
 
 use crate::PALISADE;
 use crate::processes::{self, MARK, marked};
 
-/// Where a workbench listens.
+/// The address of a workbench.
 #[derive(Clone, Debug)]
-pub(crate) enum Address {
+pub(crate) enum ServerAddress {
     Unix(PathBuf),
     Tcp(SocketAddr),
 }
 
-/// Which kind of socket is wanted.
+/// The kind of socket.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum SocketKind {
     Unix,
     Tcp,
 }
 
-pub(crate) const BOTH: [Kind; 2] = [Kind::Unix, Kind::Tcp];
+pub(crate) const BOTH: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
 
-/// What is read and written as one.
+/// A byte stream in both directions.
 pub(crate) trait Line: Read + Write + Send {}
 impl<T: Read + Write + Send> Line for T {}
 
-impl Address {
+impl ServerAddress {
     pub(crate) fn connect(&self) -> Box<dyn Line> {
         let patience = Some(Duration::from_secs(60));
         match self {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 let stream = UnixStream::connect(path).unwrap();
                 stream.set_read_timeout(patience).unwrap();
                 Box::new(stream)
             }
-            Address::Tcp(address) => {
+            ServerAddress::Tcp(address) => {
                 let stream = TcpStream::connect(address).unwrap();
                 stream.set_read_timeout(patience).unwrap();
                 Box::new(stream)
@@ -55,7 +55,7 @@ impl Address {
         }
     }
 
-    /// Sends a request and leaves the answer to be read.
+    /// Sends a request and returns the stream for the response.
     pub(crate) fn send(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Box<dyn Line> {
         let mut stream = self.connect();
         let length = body.len();
@@ -69,31 +69,37 @@ impl Address {
         stream
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
-        read_answer(BufReader::new(self.send(method, path, head, body))).unwrap()
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        head: &str,
+        body: &[u8],
+    ) -> HttpResponse {
+        read_response(BufReader::new(self.send(method, path, head, body))).unwrap()
     }
 }
 
-/// A workbench that runs.
+/// A running workbench.
 pub(crate) struct Server {
     pub(crate) child: Child,
-    pub(crate) address: Address,
+    pub(crate) address: ServerAddress,
     pub(crate) mark: String,
-    place: TempDir,
+    dir: TempDir,
 }
 
 impl Server {
-    pub(crate) fn start(kind: Kind) -> Self {
+    pub(crate) fn start(kind: SocketKind) -> Self {
         Self::start_with(kind, &[], |_| {})
     }
 
-    /// Below another program, which runs it.
+    /// Starts the workbench below another program.
     pub(crate) fn start_below(words: &[&str]) -> Self {
-        Self::start_as(words, Kind::Unix, &[], |_| {})
+        Self::start_as(words, SocketKind::Unix, &[], |_| {})
     }
 
     pub(crate) fn start_with(
-        kind: Kind,
+        kind: SocketKind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
@@ -102,25 +108,25 @@ impl Server {
 
     fn start_as(
         below: &[&str],
-        kind: Kind,
+        kind: SocketKind,
         options: &[&str],
         prepare: impl FnOnce(&mut Command),
     ) -> Self {
-        let place = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
-        std::fs::create_dir(place.path().join("root")).unwrap();
-        let socket = place.path().join("run/w.sock");
+        let dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("root")).unwrap();
+        let socket = dir.path().join("run/w.sock");
         let mark = processes::mark();
         let words = [below, &[PALISADE, "--json", "workbench"]].concat();
         let mut command = Command::new(words[0]);
         command
             .args(&words[1..])
             .args(options)
-            .env("WORKSPACE_ROOT", place.path().join("root"))
+            .env("WORKSPACE_ROOT", dir.path().join("root"))
             .env(MARK, &mark)
             .stdout(Stdio::piped());
         match kind {
-            Kind::Unix => command.env("SOCKET_PATH", &socket),
-            Kind::Tcp => command.env("TCP_HOST", "127.0.0.1").env("TCP_PORT", "0"),
+            SocketKind::Unix => command.env("SOCKET_PATH", &socket),
+            SocketKind::Tcp => command.env("TCP_HOST", "127.0.0.1").env("TCP_PORT", "0"),
         };
         prepare(&mut command);
         let mut child = command.spawn().unwrap();
@@ -132,25 +138,27 @@ impl Server {
         }
         let said: Value = serde_json::from_str(&said).unwrap();
         let address = match kind {
-            Kind::Unix => Address::Unix(socket),
-            Kind::Tcp => Address::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap()),
+            SocketKind::Unix => ServerAddress::Unix(socket),
+            SocketKind::Tcp => {
+                ServerAddress::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap())
+            }
         };
         Self {
             child,
             address,
             mark,
-            place,
+            dir,
         }
     }
 
     /// The workspace.
     pub(crate) fn root(&self) -> PathBuf {
-        self.place.path().join("root")
+        self.dir.path().join("root")
     }
 
     /// Beside the workspace.
     pub(crate) fn outside(&self) -> &Path {
-        self.place.path()
+        self.dir.path()
     }
 
     pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
@@ -163,18 +171,19 @@ impl Server {
         std::fs::read(self.root().join(path)).unwrap()
     }
 
-    /// Calls a tool: the status and the whole answer.
+    /// Calls a tool: the status and the whole response.
     pub(crate) fn call(&self, tool: &str, body: &Value) -> (u16, Value) {
         let answer = self.post(tool, body.to_string().as_bytes());
         (answer.status, answer.json())
     }
 
-    pub(crate) fn post(&self, tool: &str, body: &[u8]) -> Answer {
+    pub(crate) fn post(&self, tool: &str, body: &[u8]) -> HttpResponse {
         let head = "Content-Type: application/json\r\n";
-        self.address.ask("POST", &format!("/{tool}"), head, body)
+        self.address
+            .request("POST", &format!("/{tool}"), head, body)
     }
 
-    /// Calls a tool that must do it.
+    /// Calls a tool, which must succeed.
     pub(crate) fn result(&self, tool: &str, body: &Value) -> Value {
         let (status, answer) = self.call(tool, body);
         assert_eq!(
@@ -185,7 +194,7 @@ impl Server {
         answer["result"].clone()
     }
 
-    /// Calls a tool that must not: its sentence.
+    /// Calls a tool, which must fail, and returns its message.
     pub(crate) fn sentence(&self, tool: &str, body: &Value) -> String {
         let (status, answer) = self.call(tool, body);
         assert_eq!(
@@ -196,7 +205,7 @@ impl Server {
         answer["error"].as_str().unwrap().to_owned()
     }
 
-    /// Begins a command, and leaves what it says to be read.
+    /// Starts a command, and returns the stream of its output.
     pub(crate) fn bash(&self, body: &Value) -> Box<dyn Line> {
         let head = "Content-Type: application/json\r\n";
         let body = body.to_string();
@@ -222,8 +231,8 @@ impl Drop for Server {
     }
 }
 
-/// The lines of a command's answer.
-pub(crate) fn lines(answer: &Answer) -> Vec<Value> {
+/// The lines of a command's response.
+pub(crate) fn lines(answer: &HttpResponse) -> Vec<Value> {
     let text = answer.text();
     let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
     lines.collect()

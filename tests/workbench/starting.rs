@@ -1,23 +1,23 @@
-//! How it starts, whom it lets in, and how it goes.
+//! Start, authentication and stop of the workbench.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use testkit::said::err;
+use testkit::output::stderr;
 
 use crate::PALISADE;
-use crate::server::{Address, BOTH, Kind, Server};
+use crate::server::{BOTH, Server, ServerAddress, SocketKind};
 
 /// A start that must fail.
 fn refused(words: &[&str], environment: &[(&str, &str)]) -> Output {
-    let place = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let output = Command::new(PALISADE)
         .arg("workbench")
         .args(words)
-        .env("WORKSPACE_ROOT", place.path())
-        .env("SOCKET_PATH", place.path().join("s"))
+        .env("WORKSPACE_ROOT", dir.path())
+        .env("SOCKET_PATH", dir.path().join("s"))
         .envs(environment.iter().copied())
         .output()
         .unwrap();
@@ -33,31 +33,35 @@ fn half_an_address_and_a_lock_without_a_key_stop_the_start() {
         (vec![("SIDECAR_REQUIRE_AUTH", "true")], "there is no token"),
     ] {
         let output = refused(&[], &environment);
-        assert_eq!(output.status.code(), Some(2), "{}", err(&output));
-        assert!(err(&output).contains(sentence), "{}", err(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(sentence), "{}", stderr(&output));
     }
     let output = refused(&["--workspace-root", "/nonexistent"], &[]);
-    assert!(err(&output).contains("/nonexistent"));
+    assert!(stderr(&output).contains("/nonexistent"));
 }
 
 #[test]
 fn a_stale_socket_is_replaced_and_anything_else_is_not() {
-    let place = tempfile::tempdir().unwrap();
-    let file = place.path().join("file");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
     std::fs::write(&file, "precious").unwrap();
     let output = refused(&["--socket-path", file.to_str().unwrap()], &[]);
-    assert!(err(&output).contains("not a socket"), "{}", err(&output));
+    assert!(
+        stderr(&output).contains("not a socket"),
+        "{}",
+        stderr(&output)
+    );
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
 
-    let stale = place.path().join("stale");
+    let stale = dir.path().join("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     let path = stale.to_str().unwrap();
-    let server = Server::start_with(Kind::Unix, &["--socket-path", path], |_| {});
-    let address = Address::Unix(stale.clone());
-    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    let server = Server::start_with(SocketKind::Unix, &["--socket-path", path], |_| {});
+    let address = ServerAddress::Unix(stale.clone());
+    assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     let output = refused(&["--socket-path", path], &[]);
-    assert!(err(&output).contains("another process already listens"));
-    assert_eq!(address.ask("GET", "/health", "", b"").status, 200);
+    assert!(stderr(&output).contains("another process already listens"));
+    assert_eq!(address.request("GET", "/health", "", b"").status, 200);
     drop(server);
 }
 
@@ -67,8 +71,8 @@ fn the_socket_is_for_its_owner_and_goes_with_the_server() {
         (&[][..], 0o600, Signal::SIGTERM),
         (&["--socket-mode", "660"], 0o660, Signal::SIGINT),
     ] {
-        let mut server = Server::start_with(Kind::Unix, options, |_| {});
-        let Address::Unix(path) = server.address.clone() else {
+        let mut server = Server::start_with(SocketKind::Unix, options, |_| {});
+        let ServerAddress::Unix(path) = server.address.clone() else {
             panic!("a path");
         };
         let rights = std::fs::metadata(&path).unwrap().permissions().mode();
@@ -85,7 +89,7 @@ fn status(server: &Server, path: &str, authorization: Option<&str>) -> u16 {
         head.push_str(&format!("Authorization: {value}\r\n"));
     }
     let method = if path == "/health" { "GET" } else { "POST" };
-    let answer = server.address.ask(method, path, &head, b"{}");
+    let answer = server.address.request(method, path, &head, b"{}");
     if answer.status == 401 {
         let said = json!({ "ok": false, "error": "Unauthorized" });
         assert_eq!(answer.json(), said);
@@ -115,10 +119,10 @@ fn a_wrong_token_is_always_refused_and_a_missing_one_if_it_is_required() {
 
 #[test]
 fn commands_do_not_see_the_token() {
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_AUTH_TOKEN", "open sesame");
     });
-    // Neither of their own nor, for who is not root, of the server.
+    // Neither their own nor, without root, the server's.
     let script = "env; for p in $PPID $(cut -d' ' -f4 /proc/$PPID/stat); do \
                   setpriv --reuid 65534 --regid 65534 --clear-groups cat /proc/$p/environ; done";
     let body = json!({ "command": script }).to_string();
@@ -129,7 +133,7 @@ fn commands_do_not_see_the_token() {
 
 #[test]
 fn with_a_longer_reach_paths_leave_the_workspace() {
-    let server = Server::start_with(Kind::Unix, &[], |command| {
+    let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command.env("SIDECAR_ALLOW_OUTSIDE_WORKSPACE_ROOT", "true");
     });
     let file = server.outside().join("outside");

@@ -1,15 +1,15 @@
-//! Every route, every field and every sentence, as clients of the original know them; over
+//! Every route, every field and every message, as clients of the original expect them, over
 //! both kinds of socket.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
-use testkit::http::Answer;
+use testkit::http::HttpResponse;
 
-use crate::server::{Address, BOTH, Kind, Server, lines};
+use crate::server::{BOTH, Server, ServerAddress, SocketKind, lines};
 
-fn get(server: &Server, path: &str) -> Answer {
-    server.address.ask("GET", path, "", b"")
+fn get(server: &Server, path: &str) -> HttpResponse {
+    server.address.request("GET", path, "", b"")
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn what_is_not_asked_properly_is_refused() {
             ("PUT", "/write", json_type, "{}", 405, "Method not allowed"),
             ("DELETE", "/health", "", "", 405, "Method not allowed"),
         ] {
-            let answer = server.address.ask(method, path, head, body.as_bytes());
+            let answer = server.address.request(method, path, head, body.as_bytes());
             let said = answer.json();
             assert_eq!(
                 (answer.status, said),
@@ -329,12 +329,18 @@ fn what_is_not_asked_properly_is_refused() {
         }
         // An empty body is an empty object.
         assert_eq!(server.post("ls", b"").status, 200);
-        // Only a page in a browser says where it comes from.
+        // Only web pages send Origin.
         let head = "Content-Type: application/json\r\nOrigin: http://localhost\r\n";
-        assert_eq!(server.address.ask("POST", "/ls", head, b"{}").status, 403);
+        assert_eq!(
+            server.address.request("POST", "/ls", head, b"{}").status,
+            403
+        );
         let too_large = "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n";
         assert_eq!(
-            server.address.ask("POST", "/write", too_large, b"").status,
+            server
+                .address
+                .request("POST", "/write", too_large, b"")
+                .status,
             413
         );
     }
@@ -419,16 +425,16 @@ fn what_was_cut_is_said() {
 
 #[test]
 fn curl_speaks_to_it_too() {
-    for kind in [Kind::Unix, Kind::Tcp] {
+    for kind in [SocketKind::Unix, SocketKind::Tcp] {
         let server = Server::start(kind);
         let mut curl = Command::new("curl");
         curl.args(["-sS", "--max-time", "30"]);
         let base = match &server.address {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 curl.arg("--unix-socket").arg(path);
                 "http://localhost".to_owned()
             }
-            Address::Tcp(address) => format!("http://{address}"),
+            ServerAddress::Tcp(address) => format!("http://{address}"),
         };
         // Several requests on one connection.
         let json_type = "content-type: application/json";
@@ -439,8 +445,10 @@ fn curl_speaks_to_it_too() {
             .arg(format!("{base}/write"))
             .args(["--next", "-sS"])
             .args(match &server.address {
-                Address::Unix(path) => vec!["--unix-socket".into(), path.clone().into_os_string()],
-                Address::Tcp(_) => Vec::new(),
+                ServerAddress::Unix(path) => {
+                    vec!["--unix-socket".into(), path.clone().into_os_string()]
+                }
+                ServerAddress::Tcp(_) => Vec::new(),
             })
             .args(["-H", json_type, "-d"])
             .arg(body(json!({ "command": "cat a" })))

@@ -1,5 +1,5 @@
-//! `noop ADDRESS CA.pem CA.key ROOT.pem`: a proxy that ends TLS on both sides and decides
-//! nothing, as a ready library makes it. It shows what decrypting alone costs on a machine.
+//! `noop ADDRESS CA.pem CA.key ROOT.pem`: a proxy from a library that terminates TLS on both sides
+//! and makes no decisions. It measures the cost of decryption alone.
 
 use hudsucker::Proxy;
 use hudsucker::certificate_authority::RcgenAuthority;

@@ -8,16 +8,16 @@ use config::section::sandbox::RemoteContainer;
 use policy::id::{BadId, SandboxId};
 use sandbox::remote::{CommandEnd, OutputStream, RemoteBackend, RemoteTools};
 use tokio::runtime::Runtime;
-use workbench::client::{Client, ClientError};
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::{BashRequest, WriteRequest};
-use workbench::tools::bash::{Event, Said, Stream};
+use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 /// Why a container cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The client.
     #[error(transparent)]
-    Client(#[from] ClientError),
+    WorkbenchClient(#[from] WorkbenchClientError),
     /// The runtime it needs.
     #[error("cannot start the runtime: {0}")]
     Runtime(#[from] std::io::Error),
@@ -29,7 +29,7 @@ pub enum RemoteError {
 /// A client that blocks, for a backend.
 #[derive(Debug)]
 pub struct BlockingWorkbenchClient {
-    client: Client,
+    client: WorkbenchClient,
     runtime: Runtime,
 }
 
@@ -38,7 +38,7 @@ pub struct BlockingWorkbenchClient {
 pub fn open(
     container: &RemoteContainer,
 ) -> Result<RemoteBackend<BlockingWorkbenchClient>, RemoteError> {
-    let tools = BlockingWorkbenchClient::over(Client::of(container)?)?;
+    let tools = BlockingWorkbenchClient::over(WorkbenchClient::of(container)?)?;
     Ok(RemoteBackend::new(
         SandboxId::parse(&container.name)?,
         tools,
@@ -47,7 +47,7 @@ pub fn open(
 
 impl BlockingWorkbenchClient {
     /// A client, made to block.
-    pub fn over(client: Client) -> std::io::Result<Self> {
+    pub fn over(client: WorkbenchClient) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build()?;
         Ok(Self { client, runtime })
@@ -74,24 +74,24 @@ impl RemoteTools for BlockingWorkbenchClient {
             let mut output = self.client.bash(&request).await?;
             loop {
                 match output.next().await? {
-                    Event::Output(stream, said) => {
+                    CommandEvent::Output(stream, said) => {
                         let way = match stream {
-                            Stream::Stdout => OutputStream::Stdout,
-                            Stream::Stderr => OutputStream::Stderr,
+                            CommandStream::Stdout => OutputStream::Stdout,
+                            CommandStream::Stderr => OutputStream::Stderr,
                         };
                         let bytes = match &said {
-                            Said::Text(text) => text.as_bytes(),
-                            Said::Bytes(bytes) => bytes,
+                            OutputChunk::Text(text) => text.as_bytes(),
+                            OutputChunk::Bytes(bytes) => bytes,
                         };
                         if hear(way, bytes) == ControlFlow::Break(()) {
                             return Ok(CommandEnd::Stopped);
                         }
                     }
-                    Event::Done {
+                    CommandEvent::Done {
                         timed_out: true, ..
                     } => return Ok(CommandEnd::TimedOut),
-                    Event::Done { exit_code, .. } => return Ok(CommandEnd::Code(exit_code)),
-                    Event::Failed(why) => return Err(ClientError::Refused(why)),
+                    CommandEvent::Done { exit_code, .. } => return Ok(CommandEnd::Code(exit_code)),
+                    CommandEvent::Failed(why) => return Err(WorkbenchClientError::Refused(why)),
                 }
             }
         };

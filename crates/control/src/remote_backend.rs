@@ -11,7 +11,7 @@ use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
 use tokio::task::JoinSet;
-use workbench::client::Client;
+use workbench::client::WorkbenchClient;
 
 use crate::action::Action;
 use crate::body::SessionBody;
@@ -154,7 +154,7 @@ async fn show(container: &RemoteContainer) -> Value {
 
 /// Why it cannot be reached now, if it cannot.
 async fn reason(container: &RemoteContainer) -> Option<String> {
-    let health = match Client::of(container) {
+    let health = match WorkbenchClient::of(container) {
         Ok(client) => client.health().await,
         Err(error) => Err(error),
     };

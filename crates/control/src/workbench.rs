@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use policy::id::SandboxId;
 use sandbox::namespace::Namespace;
-use workbench::client::address::{Address, Dial, Line};
-use workbench::client::{Client, ClientError};
+use workbench::client::address::{ClientStream, Dial, WorkbenchAddress};
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 
 /// What init starts this program with.
 const WORDS: &[&str] = &[
@@ -31,17 +31,24 @@ struct Inside {
 
 /// A client of the workbench inside a sandbox. It is started by the first call, and runs as
 /// the agent: what it answers is the agent's word.
-pub fn client(backend: &Namespace, sandbox: &SandboxId) -> Result<Client, ClientError> {
+pub fn client(
+    backend: &Namespace,
+    sandbox: &SandboxId,
+) -> Result<WorkbenchClient, WorkbenchClientError> {
     let way = Inside {
         backend: backend.clone(),
         sandbox: sandbox.clone(),
     };
-    Client::new(Address::Way(std::sync::Arc::new(way)), WAIT, None)
+    WorkbenchClient::new(
+        WorkbenchAddress::Dialer(std::sync::Arc::new(way)),
+        WAIT,
+        None,
+    )
 }
 
 #[async_trait]
 impl Dial for Inside {
-    async fn dial(&self) -> io::Result<Box<dyn Line>> {
+    async fn dial(&self) -> io::Result<Box<dyn ClientStream>> {
         let Self { backend, sandbox } = self.clone();
         let socket = tokio::task::spawn_blocking(move || backend.workbench(&sandbox, WORDS))
             .await

@@ -1,4 +1,4 @@
-//! An authority of the internet that signs whatever a test asks for.
+//! A certificate authority of the test's internet.
 #![expect(
     clippy::expect_used,
     reason = "a test without certificates cannot go on"
@@ -17,14 +17,14 @@ pub struct Ca {
 
 /// A certificate and its key.
 #[derive(Debug)]
-pub struct Identity {
+pub struct TlsIdentity {
     /// The certificate.
     pub certificate: CertificateDer<'static>,
     /// Its key.
     pub key: PrivateKeyDer<'static>,
 }
 
-impl Clone for Identity {
+impl Clone for TlsIdentity {
     fn clone(&self) -> Self {
         Self {
             certificate: self.certificate.clone(),
@@ -34,7 +34,7 @@ impl Clone for Identity {
 }
 
 impl Ca {
-    /// A new one; nobody trusts it yet.
+    /// A new authority with a self-signed root that no program trusts yet.
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -47,12 +47,12 @@ impl Ca {
         }
     }
 
-    /// Its root, as an operator would put it into a file.
+    /// The root certificate in PEM.
     pub fn pem(&self) -> String {
         self.root.pem()
     }
 
-    /// Writes the root into `directory` and says where: for `egress.extra_roots`.
+    /// Writes the root certificate into `directory` and returns its path, for `egress.extra_roots`.
     pub fn write(&self, directory: &std::path::Path) -> PathBuf {
         let path = directory.join("root.pem");
         std::fs::write(&path, self.pem()).expect("a writable directory");
@@ -60,22 +60,22 @@ impl Ca {
     }
 
     /// A certificate for `names`, which may be addresses.
-    pub fn identity(&self, names: &[&str]) -> Identity {
+    pub fn identity(&self, names: &[&str]) -> TlsIdentity {
         self.sign(params(names))
     }
 
-    /// One whose time is over.
-    pub fn expired(&self, names: &[&str]) -> Identity {
+    /// A certificate that has expired.
+    pub fn expired(&self, names: &[&str]) -> TlsIdentity {
         let mut params = params(names);
         params.not_before = rcgen::date_time_ymd(2001, 1, 1);
         params.not_after = rcgen::date_time_ymd(2002, 1, 1);
         self.sign(params)
     }
 
-    fn sign(&self, params: CertificateParams) -> Identity {
+    fn sign(&self, params: CertificateParams) -> TlsIdentity {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a signature");
-        Identity {
+        TlsIdentity {
             certificate: certificate.der().clone(),
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
         }

@@ -1,4 +1,4 @@
-//! An OTLP collector: takes what is posted and keeps it.
+//! An OTLP collector that records every request it receives.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// One request that arrived.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub struct CollectorRequest {
     /// The path it was posted to.
     pub path: String,
     /// Its head, line by line.
@@ -15,11 +15,11 @@ pub struct Received {
     pub body: Vec<u8>,
 }
 
-/// A listener on loopback that answers 200 and remembers.
+/// A server on loopback that answers 200 and records every request.
 #[derive(Debug)]
 pub struct Collector {
     address: SocketAddr,
-    received: Arc<Mutex<Vec<Received>>>,
+    received: Arc<Mutex<Vec<CollectorRequest>>>,
 }
 
 impl Collector {
@@ -39,13 +39,13 @@ impl Collector {
         Self { address, received }
     }
 
-    /// Where it listens.
+    /// The address of the collector.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// All that arrived so far.
-    pub fn received(&self) -> Vec<Received> {
+    /// All requests so far.
+    pub fn received(&self) -> Vec<CollectorRequest> {
         self.received
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -53,7 +53,7 @@ impl Collector {
     }
 }
 
-fn serve(mut stream: &TcpStream, keep: &Mutex<Vec<Received>>) -> Option<()> {
+fn serve(mut stream: &TcpStream, keep: &Mutex<Vec<CollectorRequest>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut head = Vec::new();
     loop {
@@ -77,7 +77,7 @@ fn serve(mut stream: &TcpStream, keep: &Mutex<Vec<Received>>) -> Option<()> {
     let path = head.first()?.split(' ').nth(1)?.to_owned();
     keep.lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .push(Received { path, head, body });
+        .push(CollectorRequest { path, head, body });
     stream
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         .ok()

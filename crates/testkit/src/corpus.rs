@@ -165,7 +165,7 @@ impl Corpus {
 
     fn records(&self) -> Vec<(u64, String)> {
         let path = format!("/v1/audit?after={}&limit=1000", self.last);
-        let answer = http::ask(&self.control, "GET", &path, b"").expect("the gate answers");
+        let answer = http::send(&self.control, "GET", &path, b"").expect("the gate answers");
         assert_eq!(answer.status, 200, "{}", answer.text());
         let answer = answer.json();
         let records = answer["records"].as_array().expect("records");

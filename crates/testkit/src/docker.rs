@@ -1,5 +1,5 @@
-//! A Docker daemon of a test's own, and containers in it: real ones, without a network beyond
-//! the loopback, made of the machine's busybox and the programs a test brings along.
+//! A Docker daemon of the test's own with real containers. The containers have no network beyond
+//! the loopback; their image holds the machine's busybox and the program under test.
 #![expect(clippy::expect_used, reason = "a test without its daemon cannot go on")]
 
 use std::io::{BufReader, Write};
@@ -13,47 +13,47 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::http::{Answer, read_answer};
+use crate::http::{HttpResponse, read_response};
 use crate::{require, require_root, wait};
 
-/// Where Debian has it, which is on few people's path.
+/// Debian installs dockerd here; the directory is usually not on PATH.
 const DOCKERD: &str = "/usr/sbin/dockerd";
 
 const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const BUSYBOX: &str = "/bin/busybox";
 
-/// What the daemon calls the image.
+/// The name of the image.
 const IMAGE: &str = "palisade-test:latest";
 
-/// How long the daemon may take for one thing, on a busy machine.
+/// Timeout of one request to the daemon, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A running daemon. Its containers and it itself end when it is dropped.
+/// A running Docker daemon. Dropping it ends its containers and the daemon.
 pub struct Docker {
-    place: TempDir,
+    directory: TempDir,
     child: Child,
     program: PathBuf,
 }
 
-/// A container of its.
+/// A running container. Dropping it removes the container.
 pub struct Container<'a> {
     docker: &'a Docker,
     id: String,
 }
 
-/// What a container has of a network.
+/// The network of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Its own loopback, and nothing else.
+    /// Only a loopback of its own.
     None,
-    /// The host's.
+    /// The network of the host.
     Host,
 }
 
 impl Docker {
-    /// A daemon whose one image has busybox and what `program` is linked to, or nothing where
-    /// that cannot be: in CI that is a failure.
+    /// Starts a daemon whose only image has busybox and the libraries of `program`. Returns `None`
+    /// without root or Docker; in CI that is a failure.
     #[expect(clippy::panic, reason = "in CI a skip is a failure")]
     pub fn start(program: &Path) -> Option<Self> {
         if !require_root("a Docker daemon of its own") {
@@ -62,22 +62,22 @@ impl Docker {
         if !require(Path::new(DOCKERD).exists(), "docker.io is not installed") {
             return None;
         }
-        let place = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("dk")
             .tempdir()
             .expect("a directory");
-        let at = |name: &str| place.path().join(name).display().to_string();
-        let log = std::fs::File::create(place.path().join("log")).expect("a file");
-        // A test that is killed must not leave its daemon, nor that its mounts.
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        let log = std::fs::File::create(directory.path().join("log")).expect("a file");
+        // A killed test must leave neither its daemon nor the daemon's mounts.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "TERM", "unshare", "--mount", DOCKERD])
             .args(["--data-root", &at("data"), "--exec-root", &at("exec")])
             .args(["--pidfile", &at("pid"), "--host"])
             .arg(format!("unix://{}", at("docker.sock")))
-            // Nothing of the machine's network is touched, and any file system will do.
+            // The daemon must not change the machine's network, and must run on any file system.
             .args(["--bridge=none", "--iptables=false", "--ip6tables=false"])
             .args(["--ip-forward=false", "--storage-driver=vfs"])
-            // Its containerd and runc are on few people's path, too.
+            // containerd and runc are usually not on PATH either.
             .env("PATH", PROGRAMS)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a descriptor"))
@@ -85,7 +85,7 @@ impl Docker {
             .spawn()
             .expect("dockerd");
         let mut docker = Self {
-            place,
+            directory,
             child,
             program: program.to_owned(),
         };
@@ -93,7 +93,7 @@ impl Docker {
             if let Ok(Some(ended)) = docker.child.try_wait() {
                 panic!("dockerd ended: {ended}\n{}", docker.log());
             }
-            let ping = docker.try_ask("GET", "/_ping", "text/plain", b"");
+            let ping = docker.try_request("GET", "/_ping", "text/plain", b"");
             ping.ok().filter(|answer| answer.status == 200)
         });
         docker.import();
@@ -101,18 +101,18 @@ impl Docker {
     }
 
     fn log(&self) -> String {
-        let log = std::fs::read_to_string(self.place.path().join("log"));
+        let log = std::fs::read_to_string(self.directory.path().join("log"));
         log.unwrap_or_default()
     }
 
-    fn try_ask(
+    fn try_request(
         &self,
         method: &str,
         path: &str,
         kind: &str,
         body: &[u8],
-    ) -> std::io::Result<Answer> {
-        let mut stream = UnixStream::connect(self.place.path().join("docker.sock"))?;
+    ) -> std::io::Result<HttpResponse> {
+        let mut stream = UnixStream::connect(self.directory.path().join("docker.sock"))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let length = body.len();
         let head = format!(
@@ -121,18 +121,18 @@ impl Docker {
         );
         stream.write_all(head.as_bytes())?;
         stream.write_all(body)?;
-        read_answer(BufReader::new(stream))
+        read_response(BufReader::new(stream))
     }
 
-    /// Asks the daemon for something that it must do.
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+    /// Sends a request to the daemon's API, which must succeed.
+    fn request(&self, method: &str, path: &str, body: &Value) -> Value {
         let body = if body.is_null() {
             String::new()
         } else {
             body.to_string()
         };
         let answer = self
-            .try_ask(method, path, "application/json", body.as_bytes())
+            .try_request(method, path, "application/json", body.as_bytes())
             .expect("an answer");
         let status = answer.status;
         assert!(
@@ -144,9 +144,9 @@ impl Docker {
         answer.json()
     }
 
-    /// Makes the image. None is fetched from anywhere.
+    /// Imports the image from local files; nothing is downloaded.
     fn import(&self) {
-        let root = self.place.path().join("root");
+        let root = self.directory.path().join("root");
         for name in ["bin", "etc", "tmp", "workspace"] {
             std::fs::create_dir_all(root.join(name)).expect("a directory");
         }
@@ -168,7 +168,7 @@ impl Docker {
             std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
             std::fs::copy(library, to).expect("a library");
         }
-        let archive = self.place.path().join("root.tar");
+        let archive = self.directory.path().join("root.tar");
         words(
             Command::new("tar")
                 .arg("-C")
@@ -180,12 +180,12 @@ impl Docker {
         let archive = std::fs::read(archive).expect("the archive");
         let (name, tag) = IMAGE.split_once(':').expect("a tag");
         let path = format!("/images/create?fromSrc=-&repo={name}&tag={tag}");
-        let answer = self.try_ask("POST", &path, "application/x-tar", &archive);
+        let answer = self.try_request("POST", &path, "application/x-tar", &archive);
         let answer = answer.expect("an answer");
         assert!(answer.status == 200, "{}\n{}", answer.text(), self.log());
     }
 
-    /// Runs the program in a container, with a directory of the host's at `/run/shared`.
+    /// Runs the program in a container with the host directory `shared` at `/run/shared`.
     pub fn run(
         &self,
         words: &[&str],
@@ -210,9 +210,9 @@ impl Docker {
                 ],
             },
         });
-        let made = self.ask("POST", "/containers/create", &body);
+        let made = self.request("POST", "/containers/create", &body);
         let id = made.get("Id").and_then(Value::as_str).expect("an id");
-        self.ask("POST", &format!("/containers/{id}/start"), &Value::Null);
+        self.request("POST", &format!("/containers/{id}/start"), &Value::Null);
         Container {
             docker: self,
             id: id.to_owned(),
@@ -221,17 +221,17 @@ impl Docker {
 }
 
 impl Container<'_> {
-    /// What `docker restart` does.
+    /// `docker restart`.
     pub fn restart(&self) {
         let path = format!("/containers/{}/restart?t=10", self.id);
-        self.docker.ask("POST", &path, &Value::Null);
+        self.docker.request("POST", &path, &Value::Null);
     }
 
-    /// What `docker kill` and `docker start` do.
+    /// `docker kill`, then `docker start`.
     pub fn kill_and_start(&self) {
         for what in ["kill", "start"] {
             let path = format!("/containers/{}/{what}", self.id);
-            self.docker.ask("POST", &path, &Value::Null);
+            self.docker.request("POST", &path, &Value::Null);
         }
     }
 }
@@ -241,7 +241,7 @@ impl Drop for Container<'_> {
         let path = format!("/containers/{}?force=true", self.id);
         let _ = self
             .docker
-            .try_ask("DELETE", &path, "application/json", b"");
+            .try_request("DELETE", &path, "application/json", b"");
     }
 }
 

@@ -1,5 +1,5 @@
-//! A git server of the internet, on loopback: the machine's own `git http-backend`
-//! behind a small HTTP server that counts what arrives.
+//! A git forge on loopback: the machine's `git http-backend` behind a small HTTP server that
+//! records every request.
 #![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
 
 use std::net::SocketAddr;
@@ -22,57 +22,56 @@ use tokio::process::{ChildStdin, Command};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use crate::ca::Identity;
+use crate::ca::TlsIdentity;
 use crate::origin::serve::acceptor;
 
 mod large_files;
 
 use large_files::LargeFiles;
 
-/// A running server. It stops when it is dropped.
+/// A running forge. Dropping it stops the server.
 pub struct Forge {
     address: SocketAddr,
-    book: Arc<Mutex<Vec<Asked>>>,
+    log: Arc<Mutex<Vec<ForgeRequest>>>,
     large_files: LargeFiles,
     _stop: watch::Sender<()>,
 }
 
-/// What arrived.
+/// A request that arrived at the forge.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ForgeRequest {
     /// The method.
     pub method: String,
     /// Path and query.
     pub target: String,
     /// The headers.
     pub headers: HeaderMap,
-    /// How much of a body there was.
+    /// Length of the body in bytes.
     pub length: u64,
 }
 
 #[derive(Clone)]
-struct Server {
-    /// Where the repositories are.
+struct ForgeServer {
+    /// The directory of the bare repositories.
     root: PathBuf,
-    /// Which git.
+    /// The git program.
     git: String,
-    book: Arc<Mutex<Vec<Asked>>>,
+    log: Arc<Mutex<Vec<ForgeRequest>>>,
     large_files: LargeFiles,
 }
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
 impl Forge {
-    /// Serves the repositories below `root` by the backend of `git`. Whoever asks may push.
-    /// Large files are kept as well.
-    /// Without a certificate it speaks plain HTTP.
-    pub fn start(identity: Option<&Identity>, root: &Path, git: &str) -> Self {
-        let book = Arc::<Mutex<Vec<Asked>>>::default();
+    /// Serves the repositories below `root` with the HTTP backend of `git`. Every client may push
+    /// and store large files (LFS). Without a certificate the forge serves plain HTTP.
+    pub fn start(identity: Option<&TlsIdentity>, root: &Path, git: &str) -> Self {
+        let log = Arc::<Mutex<Vec<ForgeRequest>>>::default();
         let large_files = LargeFiles::default();
-        let server = Server {
+        let server = ForgeServer {
             root: root.to_owned(),
             git: git.to_owned(),
-            book: Arc::clone(&book),
+            log: Arc::clone(&log),
             large_files: large_files.clone(),
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -95,45 +94,45 @@ impl Forge {
         });
         Self {
             address,
-            book,
+            log,
             large_files,
             _stop: stop,
         }
     }
 
-    /// Where it listens.
+    /// The address of the forge.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Has large files kept at another host, as the large forges do; at its own, below the
-    /// repository, otherwise.
-    pub fn keep_large_files_at(&self, host: &str) {
-        self.large_files.keep_at(host);
+    /// Has LFS objects uploaded to another host, as the large forges do. The default is a path
+    /// below the repository on the forge itself.
+    pub fn store_large_files_at(&self, host: &str) {
+        self.large_files.store_at(host);
     }
 
-    /// The large file with that SHA-256, where it is kept.
+    /// The LFS object with that SHA-256, if the forge has it.
     pub fn large_file(&self, oid: &str) -> Option<Bytes> {
         self.large_files.get(oid)
     }
 
-    /// All that was asked so far.
-    pub fn asked(&self) -> Vec<Asked> {
-        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        book.clone()
+    /// All requests so far.
+    pub fn requests(&self) -> Vec<ForgeRequest> {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.clone()
     }
 
     /// Bytes that arrived for `git-receive-pack`, probes left out.
     pub fn pushed(&self) -> u64 {
         let pushes = self
-            .asked()
+            .requests()
             .into_iter()
-            .filter(|asked| asked.target.ends_with("/git-receive-pack") && asked.length > 4);
-        pushes.map(|asked| asked.length).sum()
+            .filter(|request| request.target.ends_with("/git-receive-pack") && request.length > 4);
+        pushes.map(|request| request.length).sum()
     }
 }
 
-impl Server {
+impl ForgeServer {
     async fn run(self, listener: TcpListener, acceptor: Option<TlsAcceptor>) {
         loop {
             let Ok((stream, _)) = listener.accept().await else {
@@ -155,7 +154,7 @@ impl Server {
 
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let service = service_fn(|request| self.clone().respond(request));
-        // A client that goes away in the middle is what tests do.
+        // Tests disconnect clients in the middle of a request on purpose.
         let _ended = http1::Builder::new()
             .serve_connection(TokioIo::new(stream), service)
             .await;
@@ -163,26 +162,26 @@ impl Server {
 
     async fn respond(self, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
         let (head, body) = request.into_parts();
-        let place = {
-            let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-            book.push(Asked {
+        let index = {
+            let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+            log.push(ForgeRequest {
                 method: head.method.to_string(),
                 target: head.uri.to_string(),
                 headers: head.headers.clone(),
                 length: 0,
             });
-            book.len() - 1
+            log.len() - 1
         };
-        if let Some(errand) = large_files::Errand::of(&head) {
+        if let Some(lfs_request) = large_files::LfsRequest::of(&head) {
             let body = body.collect().await.map_err(std::io::Error::other)?;
             let body = body.to_bytes();
-            self.count(place, body.len());
-            return Ok(self.large_files.respond(&errand, body).map(full));
+            self.count(index, body.len());
+            return Ok(self.large_files.respond(&lfs_request, body).map(full));
         }
         let mut child = self.backend(&head).spawn()?;
         let stdin = child.stdin.take();
         let server = self.clone();
-        tokio::spawn(async move { server.copy(place, body, stdin).await });
+        tokio::spawn(async move { server.copy(index, body, stdin).await });
         let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let response = read_head(&mut stdout).await?;
         let (mut sender, streamed) = Channel::new(1);
@@ -232,20 +231,20 @@ impl Server {
         command
     }
 
-    fn count(&self, place: usize, length: usize) {
-        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(asked) = book.get_mut(place) {
-            asked.length += u64::try_from(length).unwrap_or_default();
+    fn count(&self, index: usize, length: usize) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(request) = log.get_mut(index) {
+            request.length += u64::try_from(length).unwrap_or_default();
         }
     }
 
-    /// Counts a body, and passes it on where somebody reads it.
-    async fn copy(&self, place: usize, mut body: Incoming, mut to: Option<ChildStdin>) {
+    /// Counts the bytes of a body and copies them to `to` until its reader closes.
+    async fn copy(&self, index: usize, mut body: Incoming, mut to: Option<ChildStdin>) {
         while let Some(Ok(frame)) = body.frame().await {
             let Some(data) = frame.data_ref() else {
                 continue;
             };
-            self.count(place, data.len());
+            self.count(index, data.len());
             if let Some(stdin) = &mut to
                 && stdin.write_all(data).await.is_err()
             {

@@ -1,4 +1,4 @@
-//! A gate as a real process, in a place of its own.
+//! A gate as a real process, with a state directory and settings of its own.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -10,58 +10,58 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::http::{self, Answer};
+use crate::http::{self, HttpResponse};
 use crate::operator::Operator;
 use crate::{leftovers, wait};
 
-/// A directory with room for one gate: state, socket, configuration. It is its operator's
-/// home. Dropping it ends the sandboxes that were made in it, and its gate.
+/// A directory with the state, the control socket and the settings of one gate. It is also the
+/// home of the gate's operator. Dropping it ends the sandboxes and the gate of the directory.
 #[derive(Debug)]
-pub struct Place {
+pub struct GateDir {
     dir: TempDir,
     binary: PathBuf,
     operator: Operator,
 }
 
-impl Place {
-    /// A fresh place for the given binary, with the smallest configuration.
+impl GateDir {
+    /// A new directory for the given binary, with a minimal palisade.yaml.
     pub fn new(binary: &str) -> Self {
-        Self::of(Operator::Oneself, binary)
+        Self::of(Operator::CurrentUser, binary)
     }
 
-    /// The same, of a certain operator.
+    /// A new directory that belongs to `operator`.
     #[expect(
         clippy::expect_used,
         reason = "a test without a directory cannot go on"
     )]
     pub fn of(operator: Operator, binary: &str) -> Self {
-        // Short, because socket paths are.
+        // A short name, because the length of a socket path is limited.
         let dir = tempfile::Builder::new()
             .prefix("pal")
             .tempdir()
             .expect("a directory");
-        operator.own(dir.path());
-        let mut place = Self {
+        operator.chown(dir.path());
+        let mut gate_dir = Self {
             dir,
             binary: binary.into(),
             operator,
         };
-        if operator != Operator::Oneself {
-            // Where the original is, they may not enter.
-            let copy = place.path().join("palisade");
+        if operator != Operator::CurrentUser {
+            // Other users may not enter the directory of the original.
+            let copy = gate_dir.path().join("palisade");
             if std::fs::hard_link(binary, &copy).is_err() {
                 std::fs::copy(binary, &copy).expect("a copy");
             }
-            place.binary = copy;
+            gate_dir.binary = copy;
         }
-        if operator == Operator::Borrower {
-            Operator::lend(place.path());
+        if operator == Operator::SubidUser {
+            Operator::write_subid_files(gate_dir.path());
         }
-        place.write_config("version: \"1.0\"\n");
-        place
+        gate_dir.write_config("version: \"1.0\"\n");
+        gate_dir
     }
 
-    /// Whose place it is.
+    /// The operator that owns the directory.
     pub fn operator(&self) -> Operator {
         self.operator
     }
@@ -81,7 +81,7 @@ impl Place {
         self.state().join("control.sock")
     }
 
-    /// The operator's file.
+    /// The path of palisade.yaml.
     pub fn config(&self) -> PathBuf {
         self.path().join("palisade.yaml")
     }
@@ -101,20 +101,20 @@ impl Place {
         file.write_all_at(&vec![0xee; length], 0).expect("a write");
     }
 
-    /// Writes the operator's file in one go: a new file renamed over the old one.
+    /// Replaces palisade.yaml atomically.
     #[expect(clippy::expect_used, reason = "a test without a file cannot go on")]
     pub fn write_config(&self, text: &str) {
         let fresh = self.path().join(".palisade.yaml.new");
         std::fs::write(&fresh, text).expect("a file");
-        self.operator.own(&fresh);
+        self.operator.chown(&fresh);
         std::fs::rename(fresh, self.config()).expect("a rename");
     }
 
-    /// `palisade` with this place's flags and a bare environment.
+    /// A `palisade` command with the flags for this directory and an empty environment.
     pub fn palisade(&self, args: &[&str]) -> Command {
         let mut command = match self.operator {
-            Operator::Borrower => Operator::borrow(&self.binary, self.path()),
-            Operator::Oneself | Operator::Nobody => self.operator.command(&self.binary),
+            Operator::SubidUser => Operator::command_with_subids(&self.binary, self.path()),
+            Operator::CurrentUser | Operator::Unprivileged => self.operator.command(&self.binary),
         };
         command
             .env_clear()
@@ -129,7 +129,7 @@ impl Place {
         command
     }
 
-    /// The process that restarts this place's background gate, as its lock names it.
+    /// The process id of the background gate's watchdog, from its lock file.
     pub fn watchdog(&self) -> Option<i32> {
         let pid = std::fs::read_to_string(self.state().join("watchdog.lock")).ok()?;
         pid.trim().parse().ok()
@@ -142,43 +142,43 @@ impl Place {
     }
 
     /// Starts a gate in the foreground and waits for its 'ready'.
-    pub fn start(&self) -> Gate<'_> {
+    pub fn start(&self) -> GateProcess<'_> {
         self.start_with(|command| command)
     }
 
-    /// The same, with a last word on the command.
+    /// Starts a gate with a command that `adjust` has changed.
     #[expect(
         clippy::expect_used,
         clippy::panic,
         reason = "a test without a gate cannot go on"
     )]
-    pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> Gate<'_> {
+    pub fn start_with(&self, adjust: impl FnOnce(&mut Command) -> &mut Command) -> GateProcess<'_> {
         let mut command = self.palisade(&["gate", "run"]);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = adjust(&mut command).spawn().expect("the binary");
-        let said = Arc::new(Mutex::new(String::new()));
+        let stderr_text = Arc::new(Mutex::new(String::new()));
         let stderr = child.stderr.take().expect("stderr is piped");
-        let heard = Arc::clone(&said);
+        let received = Arc::clone(&stderr_text);
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut said = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                said.push_str(&line);
-                said.push('\n');
+                let mut stderr_text = received.lock().unwrap_or_else(PoisonError::into_inner);
+                stderr_text.push_str(&line);
+                stderr_text.push('\n');
             }
         });
-        let mut gate = Gate {
-            place: self,
+        let mut gate = GateProcess {
+            gate_dir: self,
             child,
-            said,
+            stderr_text,
         };
         wait::until("the gate to be ready", || {
-            if gate.said().lines().any(|line| line == "ready") {
+            if gate.stderr().lines().any(|line| line == "ready") {
                 return Some(());
             }
             if let Ok(Some(status)) = gate.child.try_wait() {
                 panic!(
                     "the gate ended ({status}) before it was ready:\n{}",
-                    gate.said()
+                    gate.stderr()
                 );
             }
             None
@@ -187,65 +187,65 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for GateDir {
     fn drop(&mut self) {
         leftovers::clear(self);
     }
 }
 
-/// A running gate. Dropping it kills it.
+/// A running gate. Dropping it kills the process.
 #[derive(Debug)]
-pub struct Gate<'a> {
-    place: &'a Place,
+pub struct GateProcess<'a> {
+    gate_dir: &'a GateDir,
     child: Child,
-    said: Arc<Mutex<String>>,
+    stderr_text: Arc<Mutex<String>>,
 }
 
-impl Gate<'_> {
-    /// Its process id.
+impl GateProcess<'_> {
+    /// The process id of the gate.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// All it has written to stderr so far.
-    pub fn said(&self) -> String {
-        self.said
+    /// All that the gate has written to stderr so far.
+    pub fn stderr(&self) -> String {
+        self.stderr_text
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
     }
 
-    /// Asks on its socket.
+    /// Sends a request to the control socket.
     #[expect(
         clippy::expect_used,
         reason = "a test whose gate does not answer has failed"
     )]
-    pub fn ask(&self, method: &str, path: &str, body: &Value) -> Answer {
+    pub fn request(&self, method: &str, path: &str, body: &Value) -> HttpResponse {
         let body = if body.is_null() {
             String::new()
         } else {
             body.to_string()
         };
-        http::ask(&self.place.control(), method, path, body.as_bytes()).expect("an answer")
+        http::send(&self.gate_dir.control(), method, path, body.as_bytes()).expect("an answer")
     }
 
-    /// GETs on its socket.
-    pub fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, &Value::Null)
+    /// Sends a GET request to the control socket.
+    pub fn get(&self, path: &str) -> HttpResponse {
+        self.request("GET", path, &Value::Null)
     }
 
-    /// Begins a request on its socket whose body has 100 bytes, and sends the first, `{`: until
-    /// the rest comes the gate has a request in flight.
+    /// Begins a request to the control socket whose body has 100 bytes, and sends only the first
+    /// one, `{`: the gate has a request in flight until the rest arrives.
     #[expect(
         clippy::expect_used,
         reason = "a test whose gate does not answer has failed"
     )]
     pub fn hold_request(&self) -> UnixStream {
-        let mut stream = UnixStream::connect(self.place.control()).expect("a connection");
+        let mut stream = UnixStream::connect(self.gate_dir.control()).expect("a connection");
         let head = "POST /internal/containers HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
                     Content-Length: 100\r\n\r\n";
         stream.write_all(head.as_bytes()).expect("a head");
-        // From here on it is in flight.
+        // The request is in flight from here on.
         let head = http::read_head(&mut stream).expect("an answer");
         assert_eq!(head.status, 100, "{head:?}");
         stream.write_all(b"{").expect("a byte");
@@ -269,15 +269,15 @@ impl Gate<'_> {
         self.child.wait().expect("wait");
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits for the gate to exit.
     pub fn wait(&mut self) -> ExitStatus {
         wait::until("the gate to end", || self.child.try_wait().ok().flatten())
     }
 }
 
-impl Drop for Gate<'_> {
+impl Drop for GateProcess<'_> {
     fn drop(&mut self) {
-        // Both fail when it has ended already, which is fine.
+        // Both fail if the process has exited already, which is expected.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

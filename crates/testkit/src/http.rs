@@ -1,5 +1,5 @@
-//! A small blocking HTTP client for Unix sockets, so that a test can ask thousands of
-//! times without starting curl thousands of times.
+//! A small blocking HTTP client for Unix sockets: a test can send thousands of requests without
+//! starting a curl process for each.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status.
     pub status: u16,
     /// The head, line by line.
@@ -19,8 +19,8 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-impl Answer {
-    /// The body as JSON; `Null` when it is none.
+impl HttpResponse {
+    /// The body as JSON; `Null` if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
@@ -39,8 +39,8 @@ impl Answer {
     }
 }
 
-/// Asks once, on a connection of its own.
-pub fn ask(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<Answer> {
+/// Sends one request on a new connection.
+pub fn send(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<HttpResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
     let length = body.len();
@@ -50,11 +50,11 @@ pub fn ask(socket: &Path, method: &str, path: &str, body: &[u8]) -> io::Result<A
     .into_bytes();
     request.extend_from_slice(body);
     stream.write_all(&request)?;
-    read_answer(BufReader::new(stream))
+    read_response(BufReader::new(stream))
 }
 
-/// Reads one answer, and not a byte more.
-pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
+/// Reads one response, and no byte after it.
+pub fn read_response(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut answer = read_head(&mut stream)?;
     let none = matches!(answer.status, 100..=199 | 204 | 304);
     let chunked = answer
@@ -71,7 +71,7 @@ pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
             stream.read_exact(&mut answer.body)?;
         }
         None => {
-            // A connection that breaks off has ended as well.
+            // A reset connection also ends the body.
             if let Err(error) = stream.read_to_end(&mut answer.body)
                 && error.kind() != io::ErrorKind::UnexpectedEof
                 && error.kind() != io::ErrorKind::ConnectionReset
@@ -83,8 +83,8 @@ pub fn read_answer(mut stream: impl Read) -> io::Result<Answer> {
     Ok(answer)
 }
 
-/// Reads the head of an answer, and not a byte more.
-pub fn read_head(mut stream: impl Read) -> io::Result<Answer> {
+/// Reads the head of a response, and no byte after it.
+pub fn read_head(mut stream: impl Read) -> io::Result<HttpResponse> {
     let mut head = Vec::new();
     loop {
         let line = read_line(&mut stream)?;
@@ -97,7 +97,7 @@ pub fn read_head(mut stream: impl Read) -> io::Result<Answer> {
         .first()
         .and_then(|line| line.split(' ').nth(1)?.parse().ok())
         .ok_or_else(|| broken("the answer has no status"))?;
-    Ok(Answer {
+    Ok(HttpResponse {
         status,
         head,
         body: Vec::new(),

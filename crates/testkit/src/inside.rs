@@ -1,11 +1,10 @@
-//! Connections that begin inside a sandbox, without a program in it: a thread steps into
-//! its network namespace and opens a socket there, which stays there whoever uses it. So a
-//! test says any bytes it likes, in any pieces.
+//! Network namespaces of sandboxes and of tests. A thread enters the namespace and opens a socket,
+//! which stays in the namespace after the thread has ended. A test can thereby send arbitrary
+//! bytes from inside a sandbox without a program in it.
 //!
-//! A test can also make two network namespaces of its own, joined to each other and to nothing
-//! else.
+//! A test can also create a pair of network namespaces that are connected only to each other.
 //!
-//! Making a network namespace, and stepping into one, takes root.
+//! Creating and entering network namespaces needs root.
 #![expect(
     clippy::expect_used,
     reason = "a test without its connection cannot go on"
@@ -32,41 +31,41 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use serde_json::Value;
 
-use crate::gate::Place;
+use crate::gate::GateDir;
 use crate::wait;
 
-/// TLS on a connection.
+/// A TLS client connection.
 pub type Tls<IO> = StreamOwned<ClientConnection, IO>;
 
-/// The network of one sandbox.
+/// An open network namespace.
 #[derive(Clone, Debug)]
-pub struct Inside(Arc<File>);
+pub struct NetNamespace(Arc<File>);
 
-impl Inside {
-    /// Of the sandbox with that id.
-    pub fn of(place: &Place, id: &str) -> Self {
-        let record = place.state().join("sandboxes").join(id);
+impl NetNamespace {
+    /// The namespace of the sandbox with that id.
+    pub fn of(gate_dir: &GateDir, id: &str) -> Self {
+        let record = gate_dir.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).expect("a record");
         let record: Value = serde_json::from_slice(&record).expect("JSON");
         let pid = record.pointer("/init/pid").and_then(Value::as_u64);
         Self::of_process(u32::try_from(pid.expect("a process")).expect("a process id"))
     }
 
-    /// Of the process with that id.
+    /// The namespace of the process with that id.
     pub fn of_process(pid: u32) -> Self {
         let path = format!("/proc/{pid}/ns/net");
         Self(Arc::new(File::open(path).expect("a namespace")))
     }
 
-    /// Two new namespaces with these addresses, joined by a pair of virtual cards. They go when
-    /// nothing uses them any more.
+    /// Two new namespaces with these addresses, connected by a veth pair. The kernel removes them
+    /// with their last user.
     pub fn pair(addresses: [Ipv4Addr; 2]) -> [Self; 2] {
         let pair = [Self::fresh(), Self::fresh()];
         let [one, other] = &pair;
         let (entered, thread_id) = mpsc::channel();
         let (done, until) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // The kernel finds a namespace by a thread that is in it.
+            // `ip link set netns` names a namespace by a thread that is in it.
             scope.spawn(move || {
                 other.within(move || {
                     entered.send(gettid()).expect("it is waited for");
@@ -91,7 +90,7 @@ impl Inside {
         pair
     }
 
-    /// A new namespace without anything.
+    /// A new namespace without interfaces.
     fn fresh() -> Self {
         let thread = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).expect("root may make one");
@@ -100,7 +99,7 @@ impl Inside {
         Self(Arc::new(thread.join().expect("no panic inside")))
     }
 
-    /// Does something there, on a thread of its own. A process that is started there stays there.
+    /// Runs `work` in the namespace, on a thread of its own. Processes it starts stay there.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -111,7 +110,7 @@ impl Inside {
         })
     }
 
-    /// A connection to `to`, as far as anybody inside can tell.
+    /// Connects to `to` from inside the namespace.
     pub fn connect(&self, to: SocketAddr) -> io::Result<TcpStream> {
         let stream = self.within(move || TcpStream::connect(to))?;
         stream.set_read_timeout(Some(wait::LIMIT))?;
@@ -119,15 +118,15 @@ impl Inside {
         Ok(stream)
     }
 
-    /// One to the gate's port of that number, whatever the address.
+    /// Connects to the gate's listener on that port; the sandbox's address does not matter.
     pub fn port(&self, port: u16) -> TcpStream {
         self.connect(SocketAddr::from(([192, 0, 2, 1], port)))
             .expect("a connection")
     }
 }
 
-/// The same command in a network namespace of its own, where only the loopback is up: every port
-/// is free there, and nothing leaves. It needs root. The process id stays that of the command.
+/// The same command in a new network namespace with only a loopback: every port is free there,
+/// and no packet leaves. This needs root. The process id is that of the command itself.
 pub fn alone(command: &Command) -> Command {
     let mut alone = Command::new("unshare");
     let line = "busybox ip link set lo up && exec \"$@\"";
@@ -149,8 +148,8 @@ fn ip(line: &str) {
     assert!(output.status.success(), "ip {line}: {error}");
 }
 
-/// Speaks TLS on `io` with a hello that names `name`, if any. The certificate is not looked
-/// at: whether programs trust it is for programs to show.
+/// Starts TLS on `io` with the SNI `name`, if any. The certificate is not verified; tests with
+/// real programs cover trust.
 pub fn tls<IO: Read + Write>(io: IO, name: Option<&str>, protocols: &[&str]) -> Tls<IO> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -159,7 +158,7 @@ pub fn tls<IO: Read + Write>(io: IO, name: Option<&str>, protocols: &[&str]) -> 
     begin(io, builder, provider, name, protocols)
 }
 
-/// The same with a decoy of an encrypted hello, as browsers send it.
+/// Starts TLS with a GREASE ECH extension, as browsers send it.
 pub fn tls_with_ech<IO: Read + Write>(io: IO, name: &str, protocols: &[&str]) -> Tls<IO> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let suite = DH_KEM_X25519_HKDF_SHA256_AES_128;
@@ -179,17 +178,17 @@ fn begin<IO: Read + Write>(
 ) -> Tls<IO> {
     let mut config = builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
         .with_no_client_auth();
     config.enable_sni = name.is_some();
     config.alpn_protocols = protocols.iter().map(|p| p.as_bytes().to_vec()).collect();
-    let name = name.unwrap_or("nobody.example").to_owned();
+    let name = name.unwrap_or("unnamed.example").to_owned();
     let name = ServerName::try_from(name).expect("a name");
     let session = ClientConnection::new(Arc::new(config), name).expect("a session");
     StreamOwned::new(session, io)
 }
 
-/// The names that the certificate of the other side is for, once it was seen.
+/// The certificate of the peer, after the handshake.
 pub fn certificate<IO: Read + Write>(tls: &mut Tls<IO>) -> io::Result<CertificateDer<'static>> {
     while tls.conn.is_handshaking() {
         tls.conn.complete_io(&mut tls.sock)?;
@@ -199,17 +198,17 @@ pub fn certificate<IO: Read + Write>(tls: &mut Tls<IO>) -> io::Result<Certificat
     leaf.ok_or_else(|| io::Error::other("no certificate"))
 }
 
-/// A stream that gives each byte a packet of its own.
+/// A stream that writes each byte in a packet of its own.
 #[derive(Debug)]
-pub struct Dripping(pub TcpStream);
+pub struct ByteAtATime(pub TcpStream);
 
-impl Read for Dripping {
+impl Read for ByteAtATime {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl Write for Dripping {
+impl Write for ByteAtATime {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes.get(..1).unwrap_or_default())
     }
@@ -219,7 +218,7 @@ impl Write for Dripping {
     }
 }
 
-/// Whether the other side ends the connection, after whatever it still says.
+/// Whether the peer closes the connection within `limit`; bytes before the end are discarded.
 pub fn ends(mut stream: impl Read, limit: Duration) -> bool {
     let begun = std::time::Instant::now();
     let mut rest = [0; 4096];
@@ -240,9 +239,9 @@ pub fn ends(mut stream: impl Read, limit: Duration) -> bool {
 }
 
 #[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -1,4 +1,4 @@
-//! What sandboxes may not leave behind, and a broom for tests that end early.
+//! Detects resources that sandboxes left behind, and cleans up after tests that end early.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,39 +8,39 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use crate::gate::Place;
-use crate::repo::Repo;
+use crate::gate::GateDir;
+use crate::repo::TestRepo;
 
-/// Everything of a place's sandboxes that is still there, in words. The gate must have been
-/// stopped: it is one of the processes that are looked for.
-pub fn find(place: &Place, repos: &[&Repo]) -> Vec<String> {
+/// Describes every resource that sandboxes of the gate directory left behind. The gate must have
+/// been stopped, because its process counts as a leftover.
+pub fn find(gate_dir: &GateDir, repos: &[&TestRepo]) -> Vec<String> {
     let mut left = Vec::new();
     for repo in repos {
         let branches = repo.sandbox_branches().into_iter();
         left.extend(branches.map(|branch| format!("branch {branch}")));
     }
     for directory in ["sandboxes", "rows"] {
-        let entries = names_in(&place.state().join(directory)).into_iter();
+        let entries = names_in(&gate_dir.state().join(directory)).into_iter();
         let entries = entries.filter(|name| name != ".lock");
         left.extend(entries.map(|name| format!("{directory}/{name}")));
     }
-    left.extend(mounts(place).map(|line| format!("mount {line}")));
-    left.extend(processes(place).map(|pid| format!("process {pid}: {}", title(pid))));
+    left.extend(mounts(gate_dir).map(|line| format!("mount {line}")));
+    left.extend(processes(gate_dir).map(|pid| format!("process {pid}: {}", title(pid))));
     left
 }
 
-/// Mounts of the host that name the place.
-fn mounts(place: &Place) -> impl Iterator<Item = String> {
-    let name = place.path().to_string_lossy().into_owned();
+/// Mounts of the host whose entry contains the path of the gate directory.
+fn mounts(gate_dir: &GateDir) -> impl Iterator<Item = String> {
+    let name = gate_dir.path().to_string_lossy().into_owned();
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let lines: Vec<String> = table.lines().map(ToOwned::to_owned).collect();
     lines.into_iter().filter(move |line| line.contains(&name))
 }
 
-/// Processes that name the place: in their words, their environment, their descriptors, or
-/// the file systems they see, which is how a sandbox's own are known.
-pub fn processes(place: &Place) -> impl Iterator<Item = i32> {
-    let name = place.path().to_string_lossy().into_owned();
+/// Processes whose arguments, environment, descriptors or mounts contain the path of the gate
+/// directory. The mounts identify processes inside a sandbox.
+pub fn processes(gate_dir: &GateDir) -> impl Iterator<Item = i32> {
+    let name = gate_dir.path().to_string_lossy().into_owned();
     let pids: Vec<i32> = names_in(Path::new("/proc"))
         .iter()
         .filter_map(|name| name.parse().ok())
@@ -73,20 +73,20 @@ fn names_in(directory: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Ends what a test has left of a place: sandboxes outlive their gate, and a gate in the
-/// background outlives the test. In order where that works, else by force.
-pub(crate) fn clear(place: &Place) {
-    let sandboxes = place.state().join("sandboxes");
+/// Ends the sandboxes and the background gate of a gate directory: sandboxes outlive their gate,
+/// and a background gate outlives the test. Uses the commands, and kills what remains.
+pub(crate) fn clear(gate_dir: &GateDir) {
+    let sandboxes = gate_dir.state().join("sandboxes");
     let is_id = |name: &String| name != ".lock";
     if names_in(&sandboxes).iter().any(is_id) {
-        for id in names_in(&place.state().join("rows")) {
+        for id in names_in(&gate_dir.state().join("rows")) {
             if let Some(id) = id.strip_suffix(".json") {
-                quietly(place, &["delete", "--force", id]);
+                quietly(gate_dir, &["delete", "--force", id]);
             }
         }
     }
-    if place.control().exists() || place.watchdog().is_some() {
-        quietly(place, &["gate", "stop", "--force"]);
+    if gate_dir.control().exists() || gate_dir.watchdog().is_some() {
+        quietly(gate_dir, &["gate", "stop", "--force"]);
     }
     for id in names_in(&sandboxes).into_iter().filter(is_id) {
         let record = fs::read(sandboxes.join(id).join("record.json")).unwrap_or_default();
@@ -95,13 +95,13 @@ pub(crate) fn clear(place: &Place) {
     }
 }
 
-fn quietly(place: &Place, args: &[&str]) {
-    let mut command = place.palisade(args);
+fn quietly(gate_dir: &GateDir, args: &[&str]) {
+    let mut command = gate_dir.palisade(args);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let _ = command.current_dir("/").status();
 }
 
-/// Kills a process, if it is still the one that was written down.
+/// Kills the recorded process, if its id was not reused.
 fn end(process: &Value) {
     let number = |name: &str| process.get(name).and_then(Value::as_u64);
     let (Some(pid), Some(started)) = (number("pid"), number("started")) else {
@@ -114,10 +114,10 @@ fn end(process: &Value) {
     }
 }
 
-/// When a process began, in ticks since the machine did (proc_pid_stat(5), field 22).
+/// The start time of a process in clock ticks since boot (proc_pid_stat(5), field 22).
 pub fn start_of(pid: i32) -> Option<u64> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
+    // The command name in parentheses may contain any character.
     let (_, rest) = line.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
 }

@@ -1,9 +1,9 @@
-//! What tests of the built binary share: a place for a gate, the gate itself as a real
-//! process, its operator with a repository and a terminal, a socket to ask, a sink to look
-//! into, what may not be left behind, and a way to wait.
+//! Fixtures for tests of the built binary: a directory for a gate, the gate as a real process,
+//! its operator with a repository and a terminal, an HTTP client for Unix sockets, servers of the
+//! internet on loopback, a check for leftover resources, and waiting for a condition.
 //!
-//! **Never here:** a stand-in for anything of ours. A fake plays only what lives on the
-//! internet, and speaks its protocol.
+//! **Never here:** a fake of any part of Palisade. Fakes replace only servers of the internet,
+//! and implement their protocols.
 
 pub mod ca;
 pub mod collector;
@@ -17,23 +17,23 @@ pub mod leftovers;
 pub mod mcp;
 pub mod operator;
 pub mod origin;
+pub mod output;
 pub mod port;
 pub mod pty;
 pub mod repo;
 pub mod resolver;
-pub mod said;
 pub mod sshd;
 pub mod wait;
 
-/// Whether this test may do what only root can. Elsewhere it says so and is skipped; in
-/// CI a skip is a failure.
+/// Whether the test runs as root, which it needs for `what`. Without root the test prints the
+/// reason and is skipped; in CI a skip is a failure.
 pub fn require_root(what: &str) -> bool {
     use std::os::unix::fs::MetadataExt;
     let root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     require(root, &format!("needs root: {what}"))
 }
 
-/// Whether something a test needs is there; if not, it says what is missing.
+/// Returns `is_there`; if it is false, prints what is missing, and panics in CI.
 #[expect(clippy::panic, reason = "in CI a skip is a failure")]
 fn require(is_there: bool, missing: &str) -> bool {
     if !is_there {

@@ -1,9 +1,9 @@
-//! The stdio MCP server of ours that tests and benchmarks put behind the bridge, and the
-//! clients and servers of others.
+//! Paths of the MCP programs that tests use: our stdio server `mcp-fixture`, and third-party
+//! clients and servers.
 
 use std::path::{Path, PathBuf};
 
-/// Where the built `mcp-fixture` is: beside the tests, one directory up from theirs.
+/// The built `mcp-fixture`, in the directory of the test binaries or the one above.
 #[expect(clippy::panic, reason = "a test without the server cannot go on")]
 pub fn fixture() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
@@ -14,7 +14,7 @@ pub fn fixture() -> PathBuf {
         .unwrap_or_else(|| panic!("mcp-fixture is not built: cargo build --package testkit"))
 }
 
-/// Where `tests/mcp/install` has put the clients and servers of others.
+/// The directory into which `tests/mcp/install` installs third-party clients and servers.
 #[expect(clippy::panic, reason = "a test without them cannot go on")]
 pub fn peers() -> PathBuf {
     let cache = std::env::var_os("PALISADE_CACHE").map_or_else(

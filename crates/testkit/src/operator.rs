@@ -1,41 +1,41 @@
-//! Who an operator is: the one who runs the tests, or somebody without any power.
+//! The user that runs a gate in a test: the current user, or an unprivileged one.
 
 use std::path::Path;
 use std::process::Command;
 
 use std::os::unix::process::CommandExt;
 
-/// The user that owns nothing.
-const NOBODY: u32 = 65534;
+/// User and group id of `nobody`.
+const UNPRIVILEGED_ID: u32 = 65534;
 
-/// Whose processes and files they are.
+/// The user that owns the files and processes of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
-    /// Whoever runs the tests; in CI that is root.
-    Oneself,
-    /// An unprivileged user without groups. Only root can be somebody else.
-    Nobody,
-    /// Another one, to whom `/etc/subuid` and `/etc/subgid` lend ids. Only what
-    /// [`Operator::borrow`] runs sees these lines, and that the user exists.
-    Borrower,
+    /// The user that runs the tests; in CI that is root.
+    CurrentUser,
+    /// An unprivileged user without groups. Only root can switch to it.
+    Unprivileged,
+    /// An unprivileged user with entries in `/etc/subuid` and `/etc/subgid`. Only commands of
+    /// [`Operator::command_with_subids`] see the account and these entries.
+    SubidUser,
 }
 
-/// A number that nobody has.
-const BORROWER: u32 = 64_999;
+/// A user id without an account on the machine.
+const SUBID_USER_ID: u32 = 64_999;
 
-/// A group that the borrower is in as well, and nothing of theirs inside may be.
-const GROUP: u32 = 64_998;
+/// A supplementary group of this user, which no process in a sandbox may have.
+const EXTRA_GROUP_ID: u32 = 64_998;
 
-/// What is seen instead of the machine's own: the user, and what is lent. Each test process
-/// lends other ids, for they run at the same time.
-const BORROWED: &[&str] = &["passwd", "subuid", "subgid"];
+/// Files in `/etc` that are replaced for this user. Each test process uses other subordinate ids,
+/// because test processes run at the same time.
+const ACCOUNT_FILES: &[&str] = &["passwd", "subuid", "subgid"];
 
 impl Operator {
     fn id(self) -> Option<u32> {
         match self {
-            Operator::Oneself => None,
-            Operator::Nobody => Some(NOBODY),
-            Operator::Borrower => Some(BORROWER),
+            Operator::CurrentUser => None,
+            Operator::Unprivileged => Some(UNPRIVILEGED_ID),
+            Operator::SubidUser => Some(SUBID_USER_ID),
         }
     }
 
@@ -43,50 +43,54 @@ impl Operator {
     pub fn command(self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         if let Some(id) = self.id() {
-            // Supplementary groups go as well: std clears them when root becomes another.
+            // std also clears the supplementary groups when root switches to another user.
             command.uid(id).gid(id);
         }
         command
     }
 
-    /// Makes something this operator's own.
+    /// Makes this operator the owner of `path`.
     #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
-    pub fn own(self, path: &Path) {
+    pub fn chown(self, path: &Path) {
         if let Some(id) = self.id() {
             std::os::unix::fs::lchown(path, Some(id), Some(id)).expect("a new owner");
         }
     }
 
-    /// The same command, of a borrower, in a mount namespace of its own where files of
-    /// `place` are seen as those of `/etc`. What it starts sees them as well; the machine
-    /// does not.
-    pub fn borrow(program: &Path, place: &Path) -> Command {
+    /// A command of the user with subordinate ids, in a new mount namespace where files of
+    /// `directory` are bind-mounted over those of `/etc`. Its child processes see the same files;
+    /// the rest of the machine does not.
+    pub fn command_with_subids(program: &Path, directory: &Path) -> Command {
         let line = "for name in $1; do mount --bind \"$0/etc/$name\" \"/etc/$name\" || exit; done; \
                     shift; exec setpriv --reuid \"$1\" --regid \"$1\" --groups \"$2\" \"${@:3}\"";
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--propagation", "private", "bash", "-c", line])
-            .arg(place)
-            .args([BORROWED.join(" "), BORROWER.to_string(), GROUP.to_string()])
+            .arg(directory)
+            .args([
+                ACCOUNT_FILES.join(" "),
+                SUBID_USER_ID.to_string(),
+                EXTRA_GROUP_ID.to_string(),
+            ])
             .arg(program);
         command
     }
 
-    /// Writes what a borrower sees, in `place`.
+    /// Writes the account files for [`Operator::command_with_subids`] below `directory`.
     #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
-    pub fn lend(place: &Path) {
-        let etc = place.join("etc");
+    pub fn write_subid_files(directory: &Path) {
+        let etc = directory.join("etc");
         std::fs::create_dir(&etc).expect("a directory");
         let accounts = std::fs::read_to_string("/etc/passwd").expect("accounts");
-        // Below those that sandboxes of root have.
+        // Below the id range that sandboxes of root use.
         let first = 700_000_000 + std::process::id() % 4096 * 65536;
         let lines = [
-            format!("{accounts}borrower:x:{BORROWER}:{BORROWER}::/:/bin/sh\n"),
+            format!("{accounts}borrower:x:{SUBID_USER_ID}:{SUBID_USER_ID}::/:/bin/sh\n"),
             format!("borrower:{first}:65536\n"),
-            // By number, and elsewhere than the users.
-            format!("{BORROWER}:{}:65536\n", first + 4096),
+            // The group entry names the user by number and has another range than the user entry.
+            format!("{SUBID_USER_ID}:{}:65536\n", first + 4096),
         ];
-        for (name, text) in BORROWED.iter().zip(lines) {
+        for (name, text) in ACCOUNT_FILES.iter().zip(lines) {
             std::fs::write(etc.join(name), text).expect("a file");
         }
     }

@@ -1,19 +1,18 @@
-//! A server of the internet, on loopback: HTTP/1.1 and HTTP/2, with TLS or without. It keeps
-//! what it was asked, answers as it is told, and misbehaves on request.
+//! An HTTP origin server on loopback: HTTP/1.1 and HTTP/2, with or without TLS. It records every
+//! request, answers with the replies of the test, and can violate the protocol on purpose.
 //!
 //! ```no_run
 //! use testkit::ca::Ca;
-//! use testkit::origin::{Origin, Reply};
+//! use testkit::origin::{OriginServer, OriginReply};
 //!
 //! let ca = Ca::new("roots of a test");
-//! let origin = Origin::https(ca.identity(&["api.example"]), |asked| match asked.path() {
-//!     "/hello" => Reply::text("hello"),
-//!     _ => Reply::status(404),
+//! let origin = OriginServer::https(ca.identity(&["api.example"]), |request| match request.path() {
+//!     "/hello" => OriginReply::text("hello"),
+//!     _ => OriginReply::status(404),
 //! });
-//! println!("{} was asked {} times", origin.address(), origin.requests().len());
+//! println!("{} received {} requests", origin.address(), origin.requests().len());
 //! ```
-//! It has a thread and a runtime of its own: tests of either kind can use it, and a test that
-//! blocks does not stop it.
+//! The server has a thread and a runtime of its own, so blocking and asynchronous tests can use it.
 
 mod reply;
 pub(crate) mod serve;
@@ -26,13 +25,13 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri, Version};
 use tokio::sync::watch;
 
-use crate::ca::Identity;
+use crate::ca::TlsIdentity;
 
-pub use self::reply::{Latch, Reply};
+pub use self::reply::{Latch, OriginReply};
 
-/// What arrived.
+/// A request that arrived at the server.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub struct OriginRequest {
     /// The connection it came on, counted from 0.
     pub connection: usize,
     /// The method.
@@ -51,7 +50,7 @@ pub struct Received {
     pub trailers: HeaderMap,
 }
 
-impl Received {
+impl OriginRequest {
     /// The path alone.
     pub fn path(&self) -> &str {
         self.uri.path()
@@ -63,48 +62,48 @@ impl Received {
     }
 }
 
-/// What kind of server it is. The default speaks HTTP/1.1 without TLS.
+/// Options of the server. The default is HTTP/1.1 without TLS.
 #[derive(Clone, Debug, Default)]
-pub struct Kind {
-    /// Its certificate, if it speaks TLS.
-    pub tls: Option<Identity>,
+pub struct OriginOptions {
+    /// The certificate, if the server uses TLS.
+    pub tls: Option<TlsIdentity>,
     /// Whether it also offers HTTP/2 (in TLS).
     pub http2: bool,
     /// How many HTTP/2 streams it allows at once.
     pub streams: Option<u32>,
 }
 
-/// A running server. It stops when it is dropped.
-pub struct Origin {
+/// A running server. Dropping it stops the server.
+pub struct OriginServer {
     address: SocketAddr,
-    book: Arc<Book>,
-    /// Its value rises when every connection is to be closed; dropped, it ends the server.
+    log: Arc<ServerLog>,
+    /// Incremented to close every connection. Dropping it stops the server.
     hang_up: watch::Sender<u64>,
 }
 
-/// What a server remembers.
+/// The requests and connections of a server so far.
 #[derive(Default)]
-struct Book {
-    received: Mutex<Vec<Received>>,
+struct ServerLog {
+    received: Mutex<Vec<OriginRequest>>,
     accepted: AtomicUsize,
     open: AtomicUsize,
     resumed: AtomicUsize,
 }
 
-type Answer = dyn Fn(&Received) -> Reply + Send + Sync;
+type Handler = dyn Fn(&OriginRequest) -> OriginReply + Send + Sync;
 
-impl Origin {
+impl OriginServer {
     /// HTTP/1.1 without TLS.
-    pub fn http(answer: impl Fn(&Received) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start(Kind::default(), answer)
+    pub fn http(answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static) -> Self {
+        Self::start(OriginOptions::default(), answer)
     }
 
     /// HTTP/1.1 and HTTP/2 with TLS; the client chooses.
     pub fn https(
-        identity: Identity,
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+        identity: TlsIdentity,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(identity),
             http2: true,
             streams: None,
@@ -114,59 +113,62 @@ impl Origin {
 
     /// HTTP/1.1 with TLS.
     pub fn https_one(
-        identity: Identity,
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+        identity: TlsIdentity,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(identity),
-            ..Kind::default()
+            ..OriginOptions::default()
         };
         Self::start(kind, answer)
     }
 
     /// Any kind, on a free port.
-    pub fn start(kind: Kind, answer: impl Fn(&Received) -> Reply + Send + Sync + 'static) -> Self {
+    pub fn start(
+        kind: OriginOptions,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> Self {
         serve::start(kind, Arc::new(answer))
     }
 
-    /// No protocol at all: `serve` has each connection, and its number, on a thread.
+    /// A TCP server without a protocol: `serve` gets each connection and its number on a thread.
     pub fn raw(serve: impl Fn(TcpStream, usize) + Send + Sync + 'static) -> Self {
         serve::start_raw(Arc::new(serve))
     }
 
-    /// Where it listens.
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// All that was asked so far, in the order in which bodies ended.
-    pub fn requests(&self) -> Vec<Received> {
-        self.book.received().clone()
+    /// All requests so far, ordered by the end of their bodies.
+    pub fn requests(&self) -> Vec<OriginRequest> {
+        self.log.received().clone()
     }
 
     /// Connections so far.
     pub fn connections(&self) -> usize {
-        self.book.accepted.load(Ordering::SeqCst)
+        self.log.accepted.load(Ordering::SeqCst)
     }
 
     /// Connections that are open now.
     pub fn open(&self) -> usize {
-        self.book.open.load(Ordering::SeqCst)
+        self.log.open.load(Ordering::SeqCst)
     }
 
-    /// TLS handshakes that took up an earlier session.
+    /// TLS handshakes that resumed an earlier session.
     pub fn resumed(&self) -> usize {
-        self.book.resumed.load(Ordering::SeqCst)
+        self.log.resumed.load(Ordering::SeqCst)
     }
 
-    /// Closes every connection, as a server does that restarts.
+    /// Closes every connection, as a restarting server does.
     pub fn hang_up(&self) {
         self.hang_up.send_modify(|times| *times += 1);
     }
 }
 
-impl Book {
-    fn received(&self) -> std::sync::MutexGuard<'_, Vec<Received>> {
+impl ServerLog {
+    fn received(&self) -> std::sync::MutexGuard<'_, Vec<OriginRequest>> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

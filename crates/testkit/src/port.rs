@@ -1,8 +1,8 @@
-//! A port for whoever binds it later.
+//! Reservation of a loopback port that a gate binds later.
 //!
-//! One that the kernel gave out and took back can be given to the next test before our gate
-//! asks for it, or between two starts of the gate. These are below the range the kernel gives
-//! out from (`ip_local_port_range`), and held against other tests.
+//! The kernel can assign a released ephemeral port to another test before the gate binds it, or
+//! between two starts of the gate. Reserved ports are below the ephemeral range
+//! (`ip_local_port_range`), and other tests cannot reserve them at the same time.
 
 #![expect(clippy::expect_used, reason = "a test without a port cannot go on")]
 
@@ -10,20 +10,20 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
 
-/// Where ports are taken from.
+/// The range of reserved ports.
 const FIRST: u16 = 20_000;
 const MANY: u16 = 10_000;
 
-/// A port on the loopback that nobody else gets as long as this lives.
+/// A port on the loopback, reserved until this is dropped.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
-    /// A name that only one can have, and that is free when its process ends, however it ends.
+    /// An abstract Unix socket as a lock; the kernel releases it with the process.
     _mine: UnixListener,
 }
 
 impl Port {
-    /// Takes one that is free, for streams and for datagrams.
+    /// Reserves a port that is free for TCP and UDP.
     pub fn take() -> Self {
         let from = std::process::id();
         let ports = (0..u32::from(MANY)).map(|n| (from.wrapping_mul(31) + n) % u32::from(MANY));
@@ -44,7 +44,7 @@ impl Port {
         })
     }
 
-    /// Where it is.
+    /// The address on the loopback.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_anybodys_to_bind_and_nobody_elses_to_take() {
+    fn reserved_port_can_be_bound_but_not_reserved_twice() {
         let one = Port::take();
         let port = one.address().port();
         assert!(Port::claim(port).is_none());

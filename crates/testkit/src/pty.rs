@@ -1,4 +1,4 @@
-//! A command on a real terminal, with somebody at the keys.
+//! A command on a pseudo-terminal, with simulated key presses.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -7,9 +7,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::operator::Operator;
-use crate::{said, wait};
+use crate::{output, wait};
 
-/// What no command ever writes.
+/// A marker that no command writes.
 const END: &[u8] = b"\x1ethe end of what the command wrote\x1e";
 
 /// A pseudo-terminal and the command that has it as its controlling terminal. Dropping it
@@ -18,11 +18,10 @@ const END: &[u8] = b"\x1ethe end of what the command wrote\x1e";
 pub struct Pty {
     child: Child,
     keys: File,
-    /// Ours as well, so that the settings can be looked at after the command's end, and a
-    /// mark be put there.
+    /// Kept open to read the settings after the command has ended, and to write the marker.
     screen: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// What was waited for already.
+    /// Length of the output that [`Pty::expect`] has matched.
     seen: usize,
     /// The settings before the command had the terminal.
     at_first: String,
@@ -35,7 +34,7 @@ impl Pty {
         let pair = nix::pty::openpty(None, None).expect("a terminal");
         let keys = File::from(pair.master);
         let end = || Stdio::from(pair.slave.try_clone().expect("a descriptor"));
-        // A session of its own, with this terminal as its own.
+        // The command gets a session of its own with this controlling terminal.
         let mut started = rebuilt(operator, command);
         let shown = Arc::new(Mutex::new(Vec::new()));
         stty(&pair.slave, &["rows", "24", "cols", "80"]);
@@ -50,7 +49,7 @@ impl Pty {
         let keep = Arc::clone(&shown);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // EIO is how a terminal ends.
+            // A read fails with EIO when the terminal has closed.
             while let Ok(length @ 1..) = reader.read(&mut buffer) {
                 let fresh = buffer.get(..length).unwrap_or_default();
                 keep.lock()
@@ -73,7 +72,7 @@ impl Pty {
         self.keys.write_all(keys.as_bytes()).expect("a terminal");
     }
 
-    /// Waits until a text appears after what was waited for before.
+    /// Waits for `text` in the output after the previous match.
     pub fn expect(&mut self, text: &str) {
         let shown = Arc::clone(&self.shown);
         let seen = self.seen;
@@ -89,13 +88,13 @@ impl Pty {
         self.seen += found + text.len();
     }
 
-    /// All that was shown so far.
+    /// All output so far.
     pub fn shown(&self) -> String {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&shown).into_owned()
     }
 
-    /// Changes the size, as pulling at a window does: the kernel tells the foreground.
+    /// Changes the window size; the kernel sends SIGWINCH to the foreground process group.
     pub fn resize(&self, rows: u16, columns: u16) {
         let (rows, columns) = (rows.to_string(), columns.to_string());
         stty(&self.screen, &["rows", &rows, "cols", &columns]);
@@ -106,7 +105,7 @@ impl Pty {
         stty(&self.screen, &["-g"])
     }
 
-    /// What they were before the command began.
+    /// The settings before the command started.
     pub fn settings_at_first(&self) -> &str {
         &self.at_first
     }
@@ -116,7 +115,7 @@ impl Pty {
         self.child.id()
     }
 
-    /// Waits for the command's end, and until all it wrote is shown.
+    /// Waits for the command to exit and for all of its output.
     pub fn wait(&mut self) -> ExitStatus {
         let shown = Arc::clone(&self.shown);
         let status = wait::until_or(
@@ -133,7 +132,7 @@ impl Pty {
         status
     }
 
-    /// A terminal keeps the order: when a mark of ours has come, so has all before it.
+    /// A terminal keeps the order of its output: once the marker arrives, so has all before it.
     fn catch_up(&self) {
         let mut screen = File::from(self.screen.try_clone().expect("a descriptor"));
         screen.write_all(END).expect("a terminal");
@@ -148,21 +147,21 @@ impl Pty {
 
 impl Drop for Pty {
     fn drop(&mut self) {
-        // Both fail when it has ended already, which is fine.
+        // Both fail if the process has exited already, which is expected.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The same command, begun by `setsid`: the standard library has no safe way to give a
-/// child a controlling terminal.
+/// The same command, started by `setsid`: the standard library has no safe way to give a child
+/// a controlling terminal.
 fn rebuilt(operator: Operator, command: &Command) -> Command {
     let mut words = vec![command.get_program()];
     words.extend(command.get_args());
     let mut outer = match operator {
-        // What it begins with makes a place that only root can make, and then becomes another.
-        Operator::Borrower => Command::new("setsid"),
-        Operator::Oneself | Operator::Nobody => operator.command("setsid"),
+        // The command needs root to create its mount namespace, and switches the user itself.
+        Operator::SubidUser => Command::new("setsid"),
+        Operator::CurrentUser | Operator::Unprivileged => operator.command("setsid"),
     };
     outer.args(["--ctty", "--wait"]).args(words).env_clear();
     for (name, value) in command.get_envs() {
@@ -184,6 +183,6 @@ fn stty(screen: &OwnedFd, args: &[&str]) -> String {
         .stdin(Stdio::from(screen))
         .output()
         .expect("stty");
-    assert!(output.status.success(), "stty: {}", said::err(&output));
-    said::out(&output).trim().to_owned()
+    assert!(output.status.success(), "stty: {}", output::stderr(&output));
+    output::stdout(&output).trim().to_owned()
 }

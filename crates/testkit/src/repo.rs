@@ -1,4 +1,4 @@
-//! A repository to try things on, with the git of the machine.
+//! A git repository for tests, created with the machine's git.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::operator::Operator;
-use crate::said;
+use crate::output;
 
 /// An operator's repository, or a worktree of one.
 #[derive(Clone, Debug)]
-pub struct Repo {
+pub struct TestRepo {
     dir: PathBuf,
     operator: Operator,
 }
 
-/// What must not change behind an operator's back: every file with its mode, its time and
-/// its bytes.
+/// Mode, modification time and content of every file of a repository, to show that a command did
+/// not change the operator's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fingerprint(BTreeMap<PathBuf, (u32, i128, Vec<u8>)>);
+pub struct RepoFingerprint(BTreeMap<PathBuf, (u32, i128, Vec<u8>)>);
 
-impl Fingerprint {
-    /// The paths that are not the same in another.
+impl RepoFingerprint {
+    /// The paths that differ from `other`.
     pub fn differences(&self, other: &Self) -> Vec<PathBuf> {
         let one_way = |from: &Self, to: &Self| -> Vec<PathBuf> {
             let differs = |path: &&PathBuf| from.0.get(*path) != to.0.get(*path);
@@ -36,11 +36,11 @@ impl Fingerprint {
 }
 
 #[expect(clippy::expect_used, reason = "a test without its files cannot go on")]
-impl Repo {
+impl TestRepo {
     /// A repository without a commit.
     pub fn empty(dir: &Path, operator: Operator) -> Self {
         std::fs::create_dir_all(dir).expect("a directory");
-        operator.own(dir);
+        operator.chown(dir);
         let repo = Self {
             dir: dir.to_owned(),
             operator,
@@ -49,7 +49,7 @@ impl Repo {
         for (key, value) in [
             ("user.name", "Operator"),
             ("user.email", "operator@example.com"),
-            // Submodules of these tests are directories beside it.
+            // Submodules of these tests are local directories.
             ("protocol.file.allow", "always"),
             ("gc.auto", "0"),
         ] {
@@ -69,7 +69,7 @@ impl Repo {
         repo
     }
 
-    /// What `git worktree add` makes of this one.
+    /// A linked worktree (`git worktree add`).
     pub fn linked(&self, dir: &Path, branch: &str) -> Self {
         let path = dir.to_string_lossy();
         self.git(&["worktree", "add", "-q", "-b", branch, &path]);
@@ -79,18 +79,17 @@ impl Repo {
         }
     }
 
-    /// Its worktree.
+    /// The directory of the worktree.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A path in its worktree.
+    /// A path in the worktree.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir.join(path)
     }
 
-    /// `git` with these words, for the operator's own eyes: no configuration but the
-    /// repository's.
+    /// A `git` command of the operator that reads only the repository's configuration.
     pub fn git_command(&self, args: &[&str]) -> Command {
         let mut command = self.operator.command("git");
         command
@@ -104,21 +103,21 @@ impl Repo {
         command
     }
 
-    /// Runs git, whatever comes of it.
+    /// Runs git, which may fail.
     pub fn try_git(&self, args: &[&str]) -> Output {
         self.git_command(args).output().expect("git")
     }
 
-    /// Runs git and returns what it says.
+    /// Runs git, which must succeed, and returns its standard output.
     pub fn git(&self, args: &[&str]) -> String {
         let output = self.try_git(args);
         assert!(
             output.status.success(),
             "git {args:?}: {}{}",
-            said::out(&output),
-            said::err(&output)
+            output::stdout(&output),
+            output::stderr(&output)
         );
-        said::out(&output).trim_end().to_owned()
+        output::stdout(&output).trim_end().to_owned()
     }
 
     /// Writes a file, with the directories above it.
@@ -133,13 +132,13 @@ impl Repo {
         }
         for parent in above.into_iter().rev() {
             std::fs::create_dir(parent).expect("a directory");
-            self.operator.own(parent);
+            self.operator.chown(parent);
         }
         std::fs::write(&full, text).expect("a file");
-        self.operator.own(&full);
+        self.operator.chown(&full);
     }
 
-    /// What a file of the worktree holds.
+    /// The content of a file of the worktree.
     pub fn read(&self, path: &str) -> String {
         std::fs::read_to_string(self.dir.join(path)).expect("a file")
     }
@@ -150,7 +149,7 @@ impl Repo {
         self.git(&["commit", "-q", "-m", message]);
     }
 
-    /// The branches that sandboxes have here.
+    /// The branches of sandboxes in this repository.
     pub fn sandbox_branches(&self) -> Vec<String> {
         let refs = self.git(&[
             "for-each-ref",
@@ -160,16 +159,16 @@ impl Repo {
         refs.lines().map(ToOwned::to_owned).collect()
     }
 
-    /// The worktree, and of git's own files all but what a sandbox's branch is made of:
-    /// objects, its ref, its log.
-    pub fn fingerprint(&self) -> Fingerprint {
+    /// The files of the worktree and of the git directory, without what sandbox branches add:
+    /// objects, refs and reflogs.
+    pub fn fingerprint(&self) -> RepoFingerprint {
         let own = PathBuf::from(self.git(&["rev-parse", "--absolute-git-dir"]));
         let common = self.git(&["rev-parse", "--path-format=absolute", "--git-common-dir"]);
         let mut files = BTreeMap::new();
         for root in [self.dir.clone(), own, common.into()] {
             collect(&root, &mut files);
         }
-        Fingerprint(files)
+        RepoFingerprint(files)
     }
 }
 

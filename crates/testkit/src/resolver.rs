@@ -1,6 +1,6 @@
-//! A resolver as there are on the internet: answers what it was told to, over UDP and TCP,
-//! and remembers what it was asked. It writes its messages by hand, so that a mistake of
-//! the library that reads them does not cancel out.
+//! A DNS resolver on loopback, over UDP and TCP: answers with the replies of the test and records
+//! every query. It encodes messages by hand, so that a bug in the gate's DNS library cannot hide
+//! on both sides.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One query that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The name, in the letters it came in.
+pub struct DnsQuery {
+    /// The name, in its original letter case.
     pub name: String,
     /// The type's number.
     pub kind: u16,
@@ -20,39 +20,39 @@ pub struct Asked {
     pub message: Vec<u8>,
 }
 
-/// What a name is answered with.
+/// The reply for a name and type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum DnsReply {
     /// These records.
-    Records(Vec<Record>),
-    /// Over UDP only that there is more; over TCP these records.
-    Cut(Vec<Record>),
-    /// The name has nothing of the type.
+    Records(Vec<DnsRecord>),
+    /// Truncated over UDP; these records over TCP.
+    Cut(Vec<DnsRecord>),
+    /// The name exists without records of the type.
     Nothing,
     /// The name does not exist.
     NoName,
     /// SERVFAIL.
     Failure,
-    /// Not at all.
+    /// No reply.
     Silence,
-    /// Bytes that are no message, behind the right id.
+    /// An invalid message with the right id.
     Garbage,
 }
 
 /// One record of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// The name that has it.
+pub struct DnsRecord {
+    /// The name of the record.
     pub name: String,
-    /// For how many seconds.
+    /// Time to live in seconds.
     pub ttl: u32,
-    /// What it has.
-    pub data: Data,
+    /// The data.
+    pub data: RecordData,
 }
 
-/// What a record holds.
+/// The data of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum RecordData {
     /// An IPv4 address.
     A(Ipv4Addr),
     /// An IPv6 address.
@@ -63,16 +63,16 @@ pub enum Data {
     Txt(String),
 }
 
-/// A record of `name` that holds for a minute.
-pub fn record(name: &str, data: Data) -> Record {
-    Record {
+/// A record of `name` with a TTL of a minute.
+pub fn record(name: &str, data: RecordData) -> DnsRecord {
+    DnsRecord {
         name: name.to_owned(),
         ttl: 60,
         data,
     }
 }
 
-/// A resolver on loopback. What it was not told about does not exist.
+/// A resolver on loopback. Names without a reply get NXDOMAIN.
 #[derive(Clone, Debug)]
 pub struct Resolver {
     address: SocketAddr,
@@ -81,8 +81,8 @@ pub struct Resolver {
 
 #[derive(Debug, Default)]
 struct State {
-    zone: HashMap<(String, u16), Reply>,
-    asked: Vec<Asked>,
+    zone: HashMap<(String, u16), DnsReply>,
+    queries: Vec<DnsQuery>,
 }
 
 impl Resolver {
@@ -113,28 +113,27 @@ impl Resolver {
         own
     }
 
-    /// Where it listens.
+    /// The address of the resolver.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on `name` is answered so for the type of that number.
-    pub fn tell(&self, name: &str, kind: u16, reply: Reply) {
+    /// Sets the reply for `name` and the record type `kind`.
+    pub fn set_reply(&self, name: &str, kind: u16, reply: DnsReply) {
         self.state()
             .zone
             .insert((name.to_ascii_lowercase(), kind), reply);
     }
 
-    /// All that it was asked so far. A client that says the same again, because it did not
-    /// hear an answer in time, counts once.
-    pub fn asked(&self) -> Vec<Asked> {
-        let mut asked = Vec::new();
-        for query in &self.state().asked {
-            if !asked.contains(query) {
-                asked.push(query.clone());
+    /// All queries so far, without identical retransmissions.
+    pub fn queries(&self) -> Vec<DnsQuery> {
+        let mut queries = Vec::new();
+        for query in &self.state().queries {
+            if !queries.contains(query) {
+                queries.push(query.clone());
             }
         }
-        asked
+        queries
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -146,7 +145,7 @@ impl Resolver {
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let query = buffer.get(..length).unwrap_or_default();
             if let Some(answer) = self.answer(query, false) {
-                // A client that is gone is no reason to stop.
+                // A client that has gone must not stop the server.
                 let _ = socket.send_to(&answer, from);
             }
         }
@@ -173,24 +172,24 @@ impl Resolver {
         let reply = {
             let mut state = self.state();
             let reply = state.zone.get(&(name.to_ascii_lowercase(), kind)).cloned();
-            state.asked.push(Asked {
+            state.queries.push(DnsQuery {
                 name,
                 kind,
                 tcp,
                 message: query.to_vec(),
             });
-            reply.unwrap_or(Reply::NoName)
+            reply.unwrap_or(DnsReply::NoName)
         };
         let id: [u8; 2] = *query.first_chunk()?;
-        let (flags, records, soa): (u16, &[Record], bool) = match &reply {
-            Reply::Records(records) => (0x8180, records, false),
-            Reply::Cut(_) if !tcp => (0x8380, &[], false),
-            Reply::Cut(records) => (0x8180, records, false),
-            Reply::Nothing => (0x8180, &[], true),
-            Reply::NoName => (0x8183, &[], true),
-            Reply::Failure => (0x8182, &[], false),
-            Reply::Silence => return None,
-            Reply::Garbage => {
+        let (flags, records, soa): (u16, &[DnsRecord], bool) = match &reply {
+            DnsReply::Records(records) => (0x8180, records, false),
+            DnsReply::Cut(_) if !tcp => (0x8380, &[], false),
+            DnsReply::Cut(records) => (0x8180, records, false),
+            DnsReply::Nothing => (0x8180, &[], true),
+            DnsReply::NoName => (0x8183, &[], true),
+            DnsReply::Failure => (0x8182, &[], false),
+            DnsReply::Silence => return None,
+            DnsReply::Garbage => {
                 let mut garbage = id.to_vec();
                 garbage.extend([0xff; 30]);
                 return Some(garbage);
@@ -205,7 +204,7 @@ impl Resolver {
             write_record(&mut answer, record)?;
         }
         if soa {
-            // At the root, with a minimum of an hour.
+            // An SOA record of the root with a negative TTL of an hour.
             answer.extend([0, 0, 6, 0, 1, 0, 0, 0x0e, 0x10, 0, 22, 0, 0]);
             answer.extend([0, 0, 0, 1, 0, 0, 0, 60, 0, 0, 0, 60, 0, 0, 0, 60]);
             answer.extend([0, 0, 0x0e, 0x10]);
@@ -214,7 +213,7 @@ impl Resolver {
     }
 }
 
-/// A name that is written out, and where it ends.
+/// An uncompressed name, and the offset of its end.
 fn read_name(message: &[u8], mut at: usize) -> Option<(String, usize)> {
     let mut labels = Vec::new();
     loop {
@@ -238,22 +237,22 @@ fn write_name(to: &mut Vec<u8>, name: &str) -> Option<()> {
     Some(())
 }
 
-fn write_record(to: &mut Vec<u8>, record: &Record) -> Option<()> {
+fn write_record(to: &mut Vec<u8>, record: &DnsRecord) -> Option<()> {
     let mut data = Vec::new();
     let kind: u16 = match &record.data {
-        Data::A(ip) => {
+        RecordData::A(ip) => {
             data.extend(ip.octets());
             1
         }
-        Data::Aaaa(ip) => {
+        RecordData::Aaaa(ip) => {
             data.extend(ip.octets());
             28
         }
-        Data::Cname(name) => {
+        RecordData::Cname(name) => {
             write_name(&mut data, name)?;
             5
         }
-        Data::Txt(text) => {
+        RecordData::Txt(text) => {
             data.push(u8::try_from(text.len()).ok()?);
             data.extend(text.as_bytes());
             16

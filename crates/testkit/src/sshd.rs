@@ -1,4 +1,4 @@
-//! An ssh server of the internet, on loopback: the machine's own sshd with keys of its own.
+//! An ssh server on loopback: the machine's sshd with generated keys.
 #![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
 
 use std::io::Read;
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use crate::port::Port;
 use crate::wait;
 
-/// Where Debian has it, which is on few people's path.
+/// Debian installs sshd here; the directory is usually not on PATH.
 const SSHD: &str = "/usr/sbin/sshd";
 
-/// A running server. It stops when it is dropped.
+/// A running ssh server. Dropping it stops the server.
 pub struct Sshd {
     directory: TempDir,
     port: Port,
@@ -24,7 +24,7 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    /// A server that lets whoever runs the test in, with one key.
+    /// Starts a server that accepts one key for the user that runs the test.
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for name in ["host", "user", "other"] {
@@ -60,9 +60,9 @@ impl Sshd {
         std::fs::write(self.directory.path().join("config"), text).expect("a config");
     }
 
-    /// Runs it again after it was stopped.
+    /// Starts the server again after [`Sshd::stop`].
     pub fn run(&mut self) {
-        // Root's sshd wants an empty directory of that name, which its service makes.
+        // sshd needs this privilege separation directory, which its service file creates.
         let _ = std::fs::create_dir_all("/run/sshd");
         let log = std::fs::File::create(self.directory.path().join("log")).expect("a log");
         let child = Command::new(SSHD)
@@ -79,7 +79,7 @@ impl Sshd {
         );
     }
 
-    /// Stops it.
+    /// Stops the server.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -87,32 +87,32 @@ impl Sshd {
         }
     }
 
-    /// What it logged.
+    /// The log of the server.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 
-    /// Where it listens.
+    /// The address of the server.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
 
-    /// Whom it lets in.
+    /// The user that may log in.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// The private key that it takes.
+    /// The private key that the server accepts.
     pub fn key(&self) -> PathBuf {
         self.directory.path().join("user")
     }
 
-    /// Its public key, as a client is told.
+    /// The public host key.
     pub fn host_key(&self) -> String {
         public(&self.directory.path().join("host.pub"))
     }
 
-    /// A public key of nobody.
+    /// A public key that no server uses.
     pub fn other_key(&self) -> String {
         public(&self.directory.path().join("other.pub"))
     }
@@ -124,7 +124,7 @@ impl Drop for Sshd {
     }
 }
 
-/// Type and key, without the comment.
+/// Type and data of a public key, without the comment.
 fn public(path: &Path) -> String {
     let text = std::fs::read_to_string(path).expect("a public key");
     let words: Vec<&str> = text.split_whitespace().take(2).collect();

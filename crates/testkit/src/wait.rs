@@ -1,20 +1,20 @@
-//! Waiting for a condition, never for a time.
+//! Waits for a condition instead of a fixed time.
 
 use std::time::{Duration, Instant};
 
-/// Long enough for a busy machine; a test that gets here has failed.
+/// Timeout of every wait, long enough for a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Looks until `condition` gives something; panics with `what` after [`LIMIT`].
+/// Polls `condition` until it returns a value; panics with `what` after [`LIMIT`].
 pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_or(condition, || what.to_owned())
 }
 
-/// The same, with words that are only found when it was in vain.
+/// As [`until`], with a message that is built only on failure.
 #[expect(clippy::panic, reason = "a test that waits in vain has failed")]
 #[expect(
     clippy::disallowed_methods,
-    reason = "the one place where tests pause between looks"
+    reason = "the only place where tests sleep between polls"
 )]
 pub fn until_or<T>(mut condition: impl FnMut() -> Option<T>, what: impl FnOnce() -> String) -> T {
     let started = Instant::now();
@@ -23,13 +23,13 @@ pub fn until_or<T>(mut condition: impl FnMut() -> Option<T>, what: impl FnOnce()
             return found;
         }
         if started.elapsed() > LIMIT {
-            panic!("waited {LIMIT:?} in vain for: {}", what());
+            panic!("timed out after {LIMIT:?} waiting for: {}", what());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The same where blocking would keep the condition from coming true.
+/// As [`until`], for asynchronous tests, where blocking would stop the runtime.
 #[expect(clippy::panic, reason = "a test that waits in vain has failed")]
 pub async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
@@ -38,7 +38,7 @@ pub async fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>)
             return found;
         }
         if started.elapsed() > LIMIT {
-            panic!("waited {LIMIT:?} in vain for: {what}");
+            panic!("timed out after {LIMIT:?} waiting for: {what}");
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }

@@ -1,5 +1,5 @@
-//! The MCP server for tests says what it is told to say: a test behind the bridge can only be
-//! as honest as the server it stands on.
+//! Tests of the MCP server for tests: tests of the bridge rely on
+//! its behaviour.
 
 #![allow(
     clippy::expect_used,
@@ -190,7 +190,7 @@ fn it_ends_with_its_input_unless_it_is_stubborn() {
     let pid = stubborn.child.id().to_string();
     let asked = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
     assert!(asked.success());
-    // It is there, and nobody takes it (proc_pid_status(5), ShdPnd; SIGTERM is 15).
+    // SIGTERM is pending and not handled (proc_pid_status(5), ShdPnd; SIGTERM is 15).
     testkit::wait::until("the signal to wait in vain", || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let pending = status

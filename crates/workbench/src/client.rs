@@ -1,20 +1,20 @@
-//! The client: connects to a workbench that somebody else runs, waits for it, and finds it again
-//! when it was away.
+//! Client of a workbench that runs in another process or container: waits until it is ready, and
+//! reconnects after it was restarted.
 //!
 //! ```text
-//!   unknown ── connects, /health says ok ──▶ ready ── a call ──▶ answer
-//!      ▲                                       │
-//!      └────────── cannot connect ─────────────┘
+//!   unknown ── connects, /health is ok ──▶ ready ── a call ──▶ response
+//!      ▲                                     │
+//!      └───────── cannot connect ────────────┘
 //! ```
 //!
-//! Each call has a connection of its own, so that it is always known whether it can have
-//! reached the server. One that cannot have is made again; one that may have is not, for it may
-//! have been carried out. What comes back was said by whatever runs in there: it is bounded,
-//! and read as nothing but data.
+//! Each call uses a new connection, so the client always knows whether the request can have
+//! reached the server. A request that cannot have reached the server is retried; one that may have
+//! is not, because the tool may have run. Responses come from an untrusted container: their size
+//! is limited, and they are parsed as data only.
 
 pub mod address;
+mod attempt;
 pub mod output;
-mod reach;
 #[cfg(test)]
 mod tests;
 
@@ -33,90 +33,93 @@ use tokio::time::Instant;
 
 use crate::request::{
     BashRequest, EditRequest, EditResult, FindRequest, FindResult, GrepRequest, GrepResult,
-    LsRequest, LsResult, ReadRequest, ReadResult, WriteRequest, WriteResult,
+    LsRequest, LsResult, ReadFileRequest, ReadResult, WriteRequest, WriteResult,
 };
-use crate::tools::bash::{BashResult, Collected, Event};
-use address::{Address, ip_address};
-use output::Output;
-use reach::Failed;
+use crate::tools::bash::{BashResult, CommandEvent, OutputTail};
+use address::{WorkbenchAddress, ip_address};
+use attempt::AttemptError;
+use output::CommandOutput;
 
-/// The largest answer: a picture of 16 MiB, in base64.
+/// Limit of a response body: an image of 16 MiB in base64.
 const MAX_ANSWER: usize = 32 << 20;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// Nobody was there in time.
+pub enum WorkbenchClientError {
+    /// The workbench was not ready in time.
     #[error("Timed out waiting for coding sidecar at {0}")]
     TimedOut(String),
-    /// The way to it is closed.
+    /// The dialer of the caller failed, and a retry would not help.
     #[error("{address} cannot be reached: {reason}")]
     Closed {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the way there said.
+        /// The error of the dialer.
         reason: String,
     },
     /// The socket cannot be connected to, and waiting does not change that.
     #[error("cannot connect to {address}: {reason}")]
     Inaccessible {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why, and what to do.
+        /// The cause and the fix.
         reason: String,
     },
-    /// It does not know us.
+    /// The workbench rejected the token.
     #[error("the workbench at {0} does not accept our token; see sandbox.remote.auth")]
     Unauthorized(String),
-    /// A token is wanted, and there is none.
-    #[error("sandbox.remote.auth.required is true but there is no token")]
-    NoToken,
-    /// The address means nothing.
-    #[error("'{0}' is neither an IP address nor localhost")]
-    Address(String),
-    /// The connection broke; whether the call was carried out is not known.
+    /// A token is required, and none is configured.
     #[error(
-        "the connection to {address} broke, and whether the call was carried out is not known: \
-         {reason}"
+        "sandbox.remote.auth.required is true but no token is configured; set sandbox.remote.auth.token"
     )]
-    Broken {
-        /// Where.
+    NoToken,
+    /// The host is neither an IP address nor localhost.
+    #[error("'{0}' is neither an IP address nor localhost")]
+    InvalidAddress(String),
+    /// The connection was lost; the tool may or may not have run.
+    #[error("the connection to {address} was lost, and the tool may or may not have run: {reason}")]
+    ConnectionLost {
+        /// The address.
         address: String,
-        /// How.
+        /// The error of the connection.
         reason: String,
     },
-    /// The tool said no.
+    /// The tool returned an error.
     #[error("{0}")]
     Refused(String),
-    /// What came back is none of the answers we know.
-    #[error("{address} does not answer as a workbench does: {reason}")]
-    Strange {
-        /// Where.
+    /// The response is not one of a workbench.
+    #[error("invalid response from {address}: {reason}; check that a workbench listens there")]
+    InvalidResponse {
+        /// The address.
         address: String,
-        /// What is strange.
+        /// What is invalid.
         reason: String,
     },
 }
 
-/// A workbench somewhere else.
+/// Client of one workbench.
 #[derive(Debug)]
-pub struct Client {
-    address: Address,
+pub struct WorkbenchClient {
+    address: WorkbenchAddress,
     wait: Duration,
     token: Option<HeaderValue>,
-    /// Whether it was well when we last asked, and was not away since.
+    /// Whether the last health check succeeded and no connection has failed since.
     ready: AtomicBool,
 }
 
-impl Client {
-    /// A client that waits so long for its workbench.
-    pub fn new(address: Address, wait: Duration, token: Option<&str>) -> Result<Self, ClientError> {
-        if let Address::Tcp(host, _) = &address
+impl WorkbenchClient {
+    /// A client that waits at most `wait` for the workbench to become ready.
+    pub fn new(
+        address: WorkbenchAddress,
+        wait: Duration,
+        token: Option<&str>,
+    ) -> Result<Self, WorkbenchClientError> {
+        if let WorkbenchAddress::Tcp(host, _) = &address
             && ip_address(host).is_none()
         {
-            return Err(ClientError::Address(host.clone()));
+            return Err(WorkbenchClientError::InvalidAddress(host.clone()));
         }
-        let strange = |_| ClientError::Strange {
+        let strange = |_| WorkbenchClientError::InvalidResponse {
             address: address.to_string(),
             reason: "the token cannot be sent".to_owned(),
         };
@@ -137,16 +140,16 @@ impl Client {
     }
 
     /// The client for a container of `sandbox.remote`.
-    pub fn of(container: &RemoteContainer) -> Result<Self, ClientError> {
+    pub fn of(container: &RemoteContainer) -> Result<Self, WorkbenchClientError> {
         let address = match (&container.socket_path, &container.tcp) {
-            (Some(path), _) => Address::Unix(path.clone()),
-            (None, Some(tcp)) => Address::Tcp(tcp.host.to_string(), tcp.port),
-            (None, None) => return Err(ClientError::Address(String::new())),
+            (Some(path), _) => WorkbenchAddress::Unix(path.clone()),
+            (None, Some(tcp)) => WorkbenchAddress::Tcp(tcp.host.to_string(), tcp.port),
+            (None, None) => return Err(WorkbenchClientError::InvalidAddress(String::new())),
         };
         let token = container.auth.token.as_ref().map(|token| token.expose());
         let token = token.filter(|token| !token.is_empty());
         if container.auth.required && token.is_none() {
-            return Err(ClientError::NoToken);
+            return Err(WorkbenchClientError::NoToken);
         }
         Self::new(
             address,
@@ -155,74 +158,77 @@ impl Client {
         )
     }
 
-    /// Where it connects to.
-    pub fn address(&self) -> &Address {
+    /// The address of the workbench.
+    pub fn address(&self) -> &WorkbenchAddress {
         &self.address
     }
 
-    /// Runs a command; what it says comes as it says it. Dropping what is returned ends it.
-    pub async fn bash(&self, request: &BashRequest) -> Result<Output, ClientError> {
+    /// Runs a command and streams its output. Dropping the stream ends the command.
+    pub async fn bash(&self, request: &BashRequest) -> Result<CommandOutput, WorkbenchClientError> {
         let response = self.post("/bash", request).await?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
         }
         let address = self.address.to_string();
-        Ok(Output::new(response.into_body(), address))
+        Ok(CommandOutput::new(response.into_body(), address))
     }
 
-    /// Runs a command to its end, and keeps the last of what it said.
-    pub async fn run(&self, request: &BashRequest) -> Result<BashResult, ClientError> {
+    /// Runs a command to its end and returns the tail of its output.
+    pub async fn run(&self, request: &BashRequest) -> Result<BashResult, WorkbenchClientError> {
         let mut output = self.bash(request).await?;
-        let mut collected = Collected::default();
+        let mut collected = OutputTail::default();
         loop {
             match output.next().await? {
-                Event::Output(stream, said) => collected.push(stream, &said),
-                Event::Done {
+                CommandEvent::Output(stream, chunk) => collected.push(stream, &chunk),
+                CommandEvent::Done {
                     exit_code,
                     timed_out,
                 } => return Ok(collected.result(exit_code, timed_out)),
-                Event::Failed(why) => return Err(ClientError::Refused(why)),
+                CommandEvent::Failed(why) => return Err(WorkbenchClientError::Refused(why)),
             }
         }
     }
 
     /// Reads a file.
-    pub async fn read_file(&self, request: &ReadRequest) -> Result<ReadResult, ClientError> {
+    pub async fn read_file(
+        &self,
+        request: &ReadFileRequest,
+    ) -> Result<ReadResult, WorkbenchClientError> {
         self.call("/read", request).await
     }
 
     /// Writes a file.
-    pub async fn write(&self, request: &WriteRequest) -> Result<WriteResult, ClientError> {
+    pub async fn write(&self, request: &WriteRequest) -> Result<WriteResult, WorkbenchClientError> {
         self.call("/write", request).await
     }
 
     /// Changes a file.
-    pub async fn edit(&self, request: &EditRequest) -> Result<EditResult, ClientError> {
+    pub async fn edit(&self, request: &EditRequest) -> Result<EditResult, WorkbenchClientError> {
         self.call("/edit", request).await
     }
 
     /// Lists a directory.
-    pub async fn ls(&self, request: &LsRequest) -> Result<LsResult, ClientError> {
+    pub async fn ls(&self, request: &LsRequest) -> Result<LsResult, WorkbenchClientError> {
         self.call("/ls", request).await
     }
 
     /// Finds files.
-    pub async fn find(&self, request: &FindRequest) -> Result<FindResult, ClientError> {
+    pub async fn find(&self, request: &FindRequest) -> Result<FindResult, WorkbenchClientError> {
         self.call("/find", request).await
     }
 
-    /// Finds lines.
-    pub async fn grep(&self, request: &GrepRequest) -> Result<GrepResult, ClientError> {
+    /// Searches lines.
+    pub async fn grep(&self, request: &GrepRequest) -> Result<GrepResult, WorkbenchClientError> {
         self.call("/grep", request).await
     }
 
-    /// Calls a tool by its name, with whatever it is to be asked. Not bash, whose answer is
-    /// not one value.
+    /// Calls a tool by its name with a JSON request. bash is excluded, because its response is a
+    /// stream.
     pub async fn call_tool(
         &self,
         tool: &str,
         request: &serde_json::Value,
-    ) -> Result<serde_json::Value, ClientError> {
+    ) -> Result<serde_json::Value, WorkbenchClientError> {
         self.call(&format!("/{tool}"), request).await
     }
 
@@ -230,23 +236,23 @@ impl Client {
         &self,
         path: &str,
         request: &impl Serialize,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, WorkbenchClientError> {
         let response = self.post(path, request).await?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
         }
-        let answer: Answer<T> = self.read(response).await?;
+        let answer: ResponseBody<T> = self.read(response).await?;
         Ok(answer.result)
     }
 
-    /// Sends a request, again and again as long as nobody can have heard it.
+    /// Sends a request; retries until the deadline while no attempt can have reached the server.
     async fn post(
         &self,
         path: &str,
         request: &impl Serialize,
-    ) -> Result<Response<Incoming>, ClientError> {
-        let body = serde_json::to_vec(&Sent {
-            // The original wants one.
+    ) -> Result<Response<Incoming>, WorkbenchClientError> {
+        let body = serde_json::to_vec(&RequestBody {
+            // The original sidecar requires a session id.
             session_id: "palisade",
             request,
         });
@@ -258,10 +264,10 @@ impl Client {
             }
             match self.attempt(Method::POST, path, body.clone()).await {
                 Ok(response) => return Ok(response),
-                Err(Failed::Unreached) => self.ready.store(false, Ordering::Release),
-                Err(Failed::Closed(reason)) => return Err(self.closed(reason)),
-                Err(Failed::Inaccessible(reason)) => return Err(self.inaccessible(reason)),
-                Err(Failed::Perhaps(reason)) => {
+                Err(AttemptError::NotSent) => self.ready.store(false, Ordering::Release),
+                Err(AttemptError::Closed(reason)) => return Err(self.closed(reason)),
+                Err(AttemptError::Inaccessible(reason)) => return Err(self.inaccessible(reason)),
+                Err(AttemptError::MaybeSent(reason)) => {
                     self.ready.store(false, Ordering::Release);
                     return Err(self.broken(reason));
                 }
@@ -272,45 +278,45 @@ impl Client {
     async fn read<T: DeserializeOwned>(
         &self,
         response: Response<Incoming>,
-    ) -> Result<T, ClientError> {
+    ) -> Result<T, WorkbenchClientError> {
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect();
         let body = body.await.map_err(|error| self.broken(error.to_string()))?;
         serde_json::from_slice(&body.to_bytes()).map_err(|error| self.strange(&error))
     }
 
-    async fn refusal(&self, response: Response<Incoming>) -> ClientError {
+    async fn refusal(&self, response: Response<Incoming>) -> WorkbenchClientError {
         if response.status() == StatusCode::UNAUTHORIZED {
-            return ClientError::Unauthorized(self.address.to_string());
+            return WorkbenchClientError::Unauthorized(self.address.to_string());
         }
-        match self.read::<Refusal>(response).await {
-            Ok(refusal) => ClientError::Refused(refusal.error),
+        match self.read::<ErrorBody>(response).await {
+            Ok(refusal) => WorkbenchClientError::Refused(refusal.error),
             Err(error) => error,
         }
     }
 
-    fn closed(&self, reason: String) -> ClientError {
-        ClientError::Closed {
+    fn closed(&self, reason: String) -> WorkbenchClientError {
+        WorkbenchClientError::Closed {
             address: self.address.to_string(),
             reason,
         }
     }
 
-    fn inaccessible(&self, reason: String) -> ClientError {
-        ClientError::Inaccessible {
+    fn inaccessible(&self, reason: String) -> WorkbenchClientError {
+        WorkbenchClientError::Inaccessible {
             address: self.address.to_string(),
             reason,
         }
     }
 
-    fn broken(&self, reason: String) -> ClientError {
-        ClientError::Broken {
+    fn broken(&self, reason: String) -> WorkbenchClientError {
+        WorkbenchClientError::ConnectionLost {
             address: self.address.to_string(),
             reason,
         }
     }
 
-    fn strange(&self, reason: &dyn std::error::Error) -> ClientError {
-        ClientError::Strange {
+    fn strange(&self, reason: &dyn std::error::Error) -> WorkbenchClientError {
+        WorkbenchClientError::InvalidResponse {
             address: self.address.to_string(),
             reason: reason.to_string(),
         }
@@ -319,18 +325,18 @@ impl Client {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Sent<'a, T> {
+struct RequestBody<'a, T> {
     session_id: &'a str,
     #[serde(flatten)]
     request: &'a T,
 }
 
 #[derive(Deserialize)]
-struct Answer<T> {
+struct ResponseBody<T> {
     result: T,
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct ErrorBody {
     error: String,
 }

@@ -1,101 +1,101 @@
-//! Why a tool did not do what it was asked. The sentences are part of the wire: agents read them.
+//! Errors of the tools. The messages are part of the protocol: agents read them.
 
 use nix::errno::Errno;
 
-/// A refusal or a failure, in the words a client gets.
+/// An error of a tool, with the message that the client receives.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
-    /// A field that must be there, and be of its kind.
+    /// A required field is missing, or a field has the wrong type.
     #[error("Missing or invalid {0}")]
     Field(&'static str),
-    /// The path leads out of the workspace, by name or by link.
+    /// The path is outside the workspace, by name or by symbolic link.
     #[error("Invalid path: access outside workspace is not allowed")]
     Outside,
-    /// Nothing is there.
+    /// The file does not exist.
     #[error("No such file or directory: {0}")]
     Absent(String),
-    /// A directory where a file was asked for.
+    /// The path is a directory, and a file is required.
     #[error("Path is a directory: {0}")]
     IsDirectory(String),
-    /// A file where a directory was asked for.
+    /// The path is not a directory, and a directory is required.
     #[error("Path is not a directory: {0}")]
     NotADirectory(String),
-    /// A FIFO, a socket, a device.
+    /// The path is a FIFO, a socket or a device.
     #[error("Not a regular file: {0}")]
     NotAFile(String),
-    /// More than a tool takes into memory.
-    #[error("{path} is too large: {size} bytes, and {most} is the most")]
+    /// The file is larger than the tool loads into memory.
+    #[error("{path} is too large: {size} bytes; the limit is {most} bytes")]
     TooLarge {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Its size.
+        /// The size of the file in bytes.
         size: u64,
-        /// The most.
+        /// The limit in bytes.
         most: u64,
     },
-    /// Lines are counted from 1.
+    /// The offset is below 1, the first line.
     #[error("Offset must be >= 1")]
     Offset,
-    /// There are not so many lines.
+    /// The offset is after the last line.
     #[error("Offset {offset} is beyond end of file ({total} lines total)")]
     BeyondEnd {
-        /// The line asked for.
+        /// The requested line.
         offset: u64,
-        /// How many there are.
+        /// The number of lines in the file.
         total: u64,
     },
-    /// An edit's old text is not there.
+    /// The old text of an edit is not in the file.
     #[error(
         "Could not find the exact text in {0}. The old text must match exactly including all \
          whitespace and newlines."
     )]
     NoMatch(String),
-    /// An edit's old text is there more than once.
+    /// The old text of an edit is in the file more than once.
     #[error(
         "Found {count} occurrences of the text in {path}. The text must be unique. Please provide \
          more context to make it unique."
     )]
     Ambiguous {
-        /// Which file.
+        /// The file.
         path: String,
-        /// How often.
+        /// The number of occurrences.
         count: usize,
     },
-    /// An edit that changes nothing.
+    /// The old and the new text of an edit are the same.
     #[error("No changes made to {0}.")]
     NoChange(String),
-    /// Somebody else changed the file during an edit.
-    #[error("{0} was changed by somebody else at the same time. Read it again and retry.")]
+    /// Another program changed the file during an edit.
+    #[error("{0} was changed by another program at the same time. Read it again and retry.")]
     Changed(String),
-    /// Its directory stays locked, or it is a mount.
+    /// The directory of the file stays locked, or the file is a mount point.
     #[error("{0} is in use by another program. Retry.")]
     Busy(String),
-    /// A glob or a regular expression that is none.
+    /// A glob or a regular expression is invalid.
     #[error("Invalid {what}: {why}")]
     Pattern {
-        /// Which field.
+        /// The name of the field.
         what: &'static str,
-        /// What is wrong with it.
+        /// The parse error.
         why: String,
     },
-    /// The system refused.
+    /// A system call failed.
     #[error("{path}: {}", .errno.desc())]
     System {
-        /// What it was about.
+        /// The path of the system call.
         path: String,
-        /// What the system said.
+        /// The error number.
         errno: Errno,
     },
     /// A command could not be started.
     #[error("the command could not be started: {0}")]
     Start(String),
-    /// The tool broke. Not the caller's fault, so it is told nothing else.
+    /// The tool panicked. The client receives no details.
     #[error("Internal server error")]
     Internal,
 }
 
 impl ToolError {
-    /// What the system said about `path`, in a sentence.
+    /// The error for a failed system call on `path`.
     pub(crate) fn of(path: &str, errno: Errno) -> Self {
         let path = path.to_owned();
         match errno {

@@ -1,5 +1,5 @@
-//! What is asked of the tools, and what they give back: the same shapes on the wire, for the
-//! client, and for whoever calls the tools directly.
+//! Requests and results of the tools. The HTTP service, the client and direct callers use the same
+//! types.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -7,29 +7,29 @@ use serde_json::{Map, Value};
 use crate::error::ToolError;
 use crate::truncation::Truncation;
 
-/// How long a command may run when nobody says, in seconds.
+/// Default timeout of a command, in seconds.
 pub const DEFAULT_TIMEOUT: f64 = 300.0;
 
 /// Runs a command in the workspace's root.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BashRequest {
-    /// For a shell.
+    /// The command line for the shell.
     pub command: String,
-    /// After how many seconds it is killed, with everything it started.
+    /// Timeout in seconds, after which the command and its child processes are killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<f64>,
 }
 
 /// Reads a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ReadRequest {
-    /// Which.
+pub struct ReadFileRequest {
+    /// The path of the file.
     pub path: String,
     /// The first line, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<i64>,
-    /// How many lines.
+    /// The number of lines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -37,9 +37,9 @@ pub struct ReadRequest {
 /// Writes a file whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WriteRequest {
-    /// Which.
+    /// The path of the file.
     pub path: String,
-    /// Its new content.
+    /// The new content.
     pub content: String,
 }
 
@@ -47,21 +47,21 @@ pub struct WriteRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EditRequest {
-    /// Which file.
+    /// The path of the file.
     pub path: String,
-    /// What is there.
+    /// The text to replace.
     pub old_text: String,
-    /// What is to be there.
+    /// The replacement.
     pub new_text: String,
 }
 
 /// Lists a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LsRequest {
-    /// Which; the root if not said.
+    /// The directory; the root by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The most names.
+    /// Limit of the names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -69,12 +69,12 @@ pub struct LsRequest {
 /// Finds files by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FindRequest {
-    /// A glob: of the name, or of the path if it has a slash.
+    /// A glob for the name, or for the path if the glob contains a slash.
     pub pattern: String,
-    /// Below which directory.
+    /// The directory to search; the root by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The most files.
+    /// Limit of the files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
@@ -85,47 +85,47 @@ pub struct FindRequest {
 pub struct GrepRequest {
     /// A regular expression.
     pub pattern: String,
-    /// A file, or the directory to look below.
+    /// A file, or a directory to search.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Only in files that match it.
+    /// Searches only files that match this glob.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub glob: Option<String>,
-    /// Upper case is lower case.
+    /// Ignores the letter case.
     pub ignore_case: bool,
-    /// The pattern is a plain text.
+    /// The pattern is a literal text.
     pub literal: bool,
     /// Lines before and after a match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<u64>,
-    /// The most matches.
+    /// Limit of the matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
-/// What is in a file.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ReadResult {
     /// Text.
     #[serde(rename_all = "camelCase")]
     Text {
-        /// The lines asked for, or as many as fit.
+        /// The requested lines, or as many as fit into the limit.
         content: String,
-        /// The lines of the file.
+        /// The number of lines of the file.
         total_lines: u64,
-        /// Whether there are more after these.
+        /// Whether more lines follow.
         has_more: bool,
-        /// What was cut.
+        /// How the content was truncated.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         truncation: Option<Truncation>,
     },
-    /// A picture.
+    /// An image.
     #[serde(rename_all = "camelCase")]
     Image {
-        /// Its bytes in base64.
+        /// The content in base64.
         data: String,
-        /// What it is.
+        /// The media type.
         mime_type: String,
     },
 }
@@ -133,31 +133,31 @@ pub enum ReadResult {
 /// A file was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteResult {
-    /// Always.
+    /// Always true.
     pub ok: bool,
-    /// From the root.
+    /// The path relative to the root.
     pub path: String,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
 /// A file was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditResult {
-    /// Always.
+    /// Always true.
     pub ok: bool,
-    /// As it was asked for.
+    /// The path of the request.
     pub path: String,
-    /// The lines that went and came, with their numbers.
+    /// The removed and added lines with their numbers.
     pub diff: String,
 }
 
-/// A directory's names.
+/// The entries of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LsResult {
-    /// A line each, directories with a slash.
+    /// One name per line; directories end with a slash.
     pub output: String,
-    /// What was cut.
+    /// How the result was truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
 }
@@ -165,13 +165,13 @@ pub struct LsResult {
 /// Files that were found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindResult {
-    /// Their paths below the directory.
+    /// The paths relative to the directory.
     pub files: Vec<String>,
-    /// Whether there are more.
+    /// Whether the limit was reached.
     pub truncated: bool,
-    /// The most that were asked for.
+    /// The limit of the request.
     pub limit: u64,
-    /// What was cut.
+    /// How the result was truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
 }
@@ -179,29 +179,29 @@ pub struct FindResult {
 /// Lines that were found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrepResult {
-    /// The lines with file and number, or that there are none.
+    /// The lines with path and number, or `No matches found`.
     pub content: String,
-    /// What was cut.
+    /// How the result was truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<GrepDetails>,
 }
 
-/// What was cut of lines that were found.
+/// How the matches were truncated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrepDetails {
-    /// Of the whole.
+    /// Truncation of the whole text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
     /// The limit, if there may be more matches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub match_limit_reached: Option<u64>,
-    /// Whether lines were cut.
+    /// Whether long lines were shortened.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lines_truncated: bool,
 }
 
-/// The fields of a request's body. What is null is not there.
+/// The fields of a request body. A null value counts as missing.
 #[derive(Debug)]
 pub(crate) struct Fields<'a>(pub(crate) &'a Map<String, Value>);
 
@@ -210,22 +210,22 @@ impl Fields<'_> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    /// A text that must be there, of any length.
+    /// A required string, which may be empty.
     fn text(&self, name: &'static str) -> Result<String, ToolError> {
         let value = self.get(name).and_then(Value::as_str);
         value.map(str::to_owned).ok_or(ToolError::Field(name))
     }
 
-    /// A text that must be there and say something.
-    fn words(&self, name: &'static str) -> Result<String, ToolError> {
+    /// A required string that is not blank.
+    fn non_blank_text(&self, name: &'static str) -> Result<String, ToolError> {
         self.text(name)
             .ok()
             .filter(|text| !text.trim().is_empty())
             .ok_or(ToolError::Field(name))
     }
 
-    /// A text that may be there; one that says nothing is not.
-    fn maybe_words(&self, name: &'static str) -> Result<Option<String>, ToolError> {
+    /// An optional string; a blank one counts as missing.
+    fn optional_text(&self, name: &'static str) -> Result<Option<String>, ToolError> {
         match self.get(name) {
             None => Ok(None),
             Some(_) => Ok(Some(self.text(name)?).filter(|text| !text.trim().is_empty())),
@@ -246,7 +246,7 @@ impl Fields<'_> {
         }
     }
 
-    /// How many; clients say zero, or less, for 'as many as usual'.
+    /// A count; clients send zero or a negative number for the default.
     fn count(&self, name: &'static str) -> Result<Option<u64>, ToolError> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -258,47 +258,47 @@ impl Fields<'_> {
     }
 }
 
-/// A request that can be read from a body.
-pub(crate) trait Read: Sized {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError>;
+/// A request that is parsed from the fields of a body.
+pub(crate) trait FromFields: Sized {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError>;
 }
 
-impl Read for BashRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for BashRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            command: fields.words("command")?,
+            command: fields.non_blank_text("command")?,
             timeout_seconds: fields.number("timeoutSeconds")?.filter(|time| *time > 0.0),
         })
     }
 }
 
-impl Read for ReadRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for ReadFileRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "whole numbers are what is meant, and the cast saturates"
         )]
         let whole = |number: f64| number.floor() as i64;
         Ok(Self {
-            path: fields.words("path")?,
+            path: fields.non_blank_text("path")?,
             offset: fields.number("offset")?.map(whole),
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for WriteRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for WriteRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            path: fields.words("path")?,
+            path: fields.non_blank_text("path")?,
             content: fields.text("content")?,
         })
     }
 }
 
-impl Read for EditRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
-        let path = fields.words("path")?;
+impl FromFields for EditRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
+        let path = fields.non_blank_text("path")?;
         let old_text = fields.text("oldText")?;
         if old_text.is_empty() {
             return Err(ToolError::Field("oldText"));
@@ -311,31 +311,31 @@ impl Read for EditRequest {
     }
 }
 
-impl Read for LsRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for LsRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            path: fields.maybe_words("path")?,
+            path: fields.optional_text("path")?,
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for FindRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for FindRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            pattern: fields.words("pattern")?,
-            path: fields.maybe_words("path")?,
+            pattern: fields.non_blank_text("pattern")?,
+            path: fields.optional_text("path")?,
             limit: fields.count("limit")?,
         })
     }
 }
 
-impl Read for GrepRequest {
-    fn read(fields: &Fields<'_>) -> Result<Self, ToolError> {
+impl FromFields for GrepRequest {
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ToolError> {
         Ok(Self {
-            pattern: fields.words("pattern")?,
-            path: fields.maybe_words("path")?,
-            glob: fields.maybe_words("glob")?,
+            pattern: fields.non_blank_text("pattern")?,
+            path: fields.optional_text("path")?,
+            glob: fields.optional_text("glob")?,
             ignore_case: fields.flag("ignoreCase")?,
             literal: fields.flag("literal")?,
             context: fields.count("context")?,

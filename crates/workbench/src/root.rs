@@ -1,8 +1,9 @@
-//! The workspace's root, and names below it.
+//! The root directory of the workspace, and path resolution below it.
 //!
 //! Every name is resolved by the kernel from one open directory (`openat2` with
-//! RESOLVE_BENEATH), at the moment it is opened: a link that leads out, or is swapped in between
-//! two looks, is refused. Nothing is opened that could wait (a FIFO) or that is no file.
+//! RESOLVE_BENEATH) at the moment it is opened, so a symbolic link out of the workspace is refused
+//! even if it is swapped in during the call. Files are opened with O_NONBLOCK, so a FIFO cannot
+//! block a tool.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,39 +16,39 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 
 use crate::error::ToolError;
 
-/// How often the kernel may find that something moved while it looked, before that is an error.
-const MOST_TRIES: usize = 64;
+/// Limit of openat2 calls that fail with EAGAIN because of a concurrent rename.
+const MAX_TRIES: usize = 64;
 
-/// Links that lead to links.
-const MOST_LINKS: usize = 40;
+/// Limit of symbolic links in a chain.
+const MAX_LINKS: usize = 40;
 
 /// Whether paths may leave the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// They may not.
+pub enum PathScope {
+    /// Paths must stay below the root.
     Workspace,
-    /// They may: the container is the only wall.
+    /// Paths may be anywhere: the container is the only boundary.
     Everywhere,
 }
 
 /// An open workspace.
 #[derive(Debug)]
-pub struct Root {
+pub struct WorkspaceRoot {
     path: PathBuf,
     directory: OwnedFd,
-    reach: Reach,
+    reach: PathScope,
 }
 
-/// A name below a directory that is open: what can be replaced.
+/// A name in an open directory: the target of a write.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) directory: OwnedFd,
     pub(crate) name: OsString,
 }
 
-impl Root {
-    /// Opens the directory at `path`; it must be there.
-    pub fn open(path: &Path, reach: Reach) -> std::io::Result<Self> {
+impl WorkspaceRoot {
+    /// Opens the directory at `path`, which must exist.
+    pub fn open(path: &Path, reach: PathScope) -> std::io::Result<Self> {
         let path = std::fs::canonicalize(path)?;
         let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
         let directory = nix::fcntl::open(&path, flags, Mode::empty())?;
@@ -58,25 +59,25 @@ impl Root {
         })
     }
 
-    /// Where it is, without links.
+    /// The canonical path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What a client's path means, from the root: `""`, `.` and `/` are the root, an absolute
-    /// path below it is what it says, any other starts at the root.
-    pub(crate) fn locate(&self, asked: &str) -> Result<PathBuf, ToolError> {
-        let asked = Path::new(asked);
-        let below = match asked.strip_prefix(&self.path) {
+    /// The path of a request, relative to the root: `""`, `.` and `/` are the root, an absolute
+    /// path below the root stays the same, and any other path starts at the root.
+    pub(crate) fn locate(&self, requested: &str) -> Result<PathBuf, ToolError> {
+        let requested = Path::new(requested);
+        let below = match requested.strip_prefix(&self.path) {
             Ok(below) => below,
-            Err(_) if self.reach == Reach::Everywhere => return Ok(self.path.join(asked)),
-            Err(_) => asked,
+            Err(_) if self.reach == PathScope::Everywhere => return Ok(self.path.join(requested)),
+            Err(_) => requested,
         };
         let mut path = PathBuf::new();
         for component in below.components() {
             match component {
                 Component::Normal(name) => path.push(name),
-                Component::ParentDir if self.reach == Reach::Everywhere => {
+                Component::ParentDir if self.reach == PathScope::Everywhere => {
                     return Ok(self.path.join(below));
                 }
                 Component::ParentDir if !path.pop() => return Err(ToolError::Outside),
@@ -89,43 +90,44 @@ impl Root {
         Ok(path)
     }
 
-    /// Opens what [`Root::locate`] gave.
+    /// Opens a path of [`WorkspaceRoot::locate`].
     pub(crate) fn open_at(&self, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
         let resolve = match self.reach {
-            Reach::Workspace => ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-            Reach::Everywhere => ResolveFlag::RESOLVE_NO_MAGICLINKS,
+            PathScope::Workspace => {
+                ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS
+            }
+            PathScope::Everywhere => ResolveFlag::RESOLVE_NO_MAGICLINKS,
         };
         open_beneath(&self.directory, path, flags, Mode::empty(), resolve)
     }
 
     /// Opens a regular file for reading.
-    pub(crate) fn read(&self, asked: &str) -> Result<(File, FileStat), ToolError> {
-        let path = self.locate(asked)?;
-        let fail = |errno| ToolError::of(asked, errno);
+    pub(crate) fn read(&self, requested: &str) -> Result<(File, FileStat), ToolError> {
+        let path = self.locate(requested)?;
+        let fail = |errno| ToolError::of(requested, errno);
         let file = self.open_at(&path, OFlag::O_RDONLY).map_err(fail)?;
         let data = fstat(&file).map_err(fail)?;
         match kind(&data) {
             SFlag::S_IFREG => Ok((File::from(file), data)),
-            SFlag::S_IFDIR => Err(ToolError::IsDirectory(asked.to_owned())),
-            _ => Err(ToolError::NotAFile(asked.to_owned())),
+            SFlag::S_IFDIR => Err(ToolError::IsDirectory(requested.to_owned())),
+            _ => Err(ToolError::NotAFile(requested.to_owned())),
         }
     }
 
     /// Opens a directory for listing.
-    pub(crate) fn directory(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
-        let path = self.locate(asked)?;
+    pub(crate) fn directory(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let path = self.locate(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let directory = self
             .open_at(&path, flags)
-            .map_err(|errno| ToolError::of(asked, errno))?;
+            .map_err(|errno| ToolError::of(requested, errno))?;
         Ok((directory, path))
     }
 
-    /// Where a walk through a directory begins: an open directory, and the way from there on
-    /// which nothing is a link. From the root if that can be, for the rules of directories
-    /// above count too.
-    pub(crate) fn walk_from(&self, asked: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
-        let (directory, path) = self.directory(asked)?;
+    /// The start of a directory walk: an open directory, and a path below it without symbolic
+    /// links. The directory is the root if possible, because `.gitignore` files above count too.
+    pub(crate) fn walk_from(&self, requested: &str) -> Result<(OwnedFd, PathBuf), ToolError> {
+        let (directory, path) = self.directory(requested)?;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let base = open_plain(&self.directory, Path::new(""), flags);
         match (base, open_plain(&self.directory, &path, flags)) {
@@ -134,14 +136,14 @@ impl Root {
         }
     }
 
-    /// Where a file is, or would be, once every link to it was followed. Its directories are
-    /// made if `make` says so.
-    pub(crate) fn slot(&self, asked: &str, make: bool) -> Result<Slot, ToolError> {
-        let mut path = self.locate(asked)?;
-        let fail = |errno| ToolError::of(asked, errno);
-        for _ in 0..MOST_LINKS {
+    /// The directory and name of a file after all symbolic links; the file need not exist. `make`
+    /// creates missing directories.
+    pub(crate) fn slot(&self, requested: &str, make: bool) -> Result<Slot, ToolError> {
+        let mut path = self.locate(requested)?;
+        let fail = |errno| ToolError::of(requested, errno);
+        for _ in 0..MAX_LINKS {
             let Some(name) = path.file_name().map(OsStr::to_owned) else {
-                return Err(ToolError::IsDirectory(asked.to_owned()));
+                return Err(ToolError::IsDirectory(requested.to_owned()));
             };
             let parent = path.parent().unwrap_or(Path::new("")).to_owned();
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
@@ -151,18 +153,18 @@ impl Root {
             };
             match readlinkat(&directory, name.as_os_str()) {
                 Ok(target) => path = parent.join(target),
-                // No link, or nothing there.
+                // Not a symbolic link, or missing.
                 Err(Errno::EINVAL | Errno::ENOENT) => return Ok(Slot { directory, name }),
                 Err(errno) => return Err(fail(errno)),
             }
-            if self.reach == Reach::Workspace && path.is_absolute() {
+            if self.reach == PathScope::Workspace && path.is_absolute() {
                 return Err(ToolError::Outside);
             }
         }
         Err(fail(Errno::ELOOP))
     }
 
-    /// Makes a directory with those above it, and opens it.
+    /// Creates a directory with its parents, and opens it.
     fn make(&self, path: &Path) -> nix::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let mut so_far = PathBuf::new();
@@ -185,8 +187,8 @@ impl Root {
 }
 
 impl Slot {
-    /// What is there, itself.
-    pub(crate) fn look(&self) -> nix::Result<Option<FileStat>> {
+    /// The metadata of the entry, without following a link.
+    pub(crate) fn stat(&self) -> nix::Result<Option<FileStat>> {
         let found = fstatat(
             &self.directory,
             self.name.as_os_str(),
@@ -199,25 +201,25 @@ impl Slot {
         }
     }
 
-    /// Opens the file that is there.
+    /// Opens the file for reading.
     pub(crate) fn read(&self) -> nix::Result<File> {
         open_name(&self.directory, &self.name, OFlag::O_RDONLY).map(File::from)
     }
 }
 
-/// Opens one name in a directory, which must not be a link.
+/// Opens one name in a directory; the name must not be a symbolic link.
 pub(crate) fn open_name(directory: impl AsFd, name: &OsStr, flags: OFlag) -> nix::Result<OwnedFd> {
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     open_beneath(directory, Path::new(name), flags, Mode::empty(), resolve)
 }
 
-/// Opens a path below a directory, in which nothing may be a link.
+/// Opens a path below a directory; no component may be a symbolic link.
 pub(crate) fn open_plain(directory: impl AsFd, path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
     open_beneath(directory, path, flags, Mode::empty(), resolve)
 }
 
-/// Makes a file that was not there.
+/// Creates a file that must not exist.
 pub(crate) fn new_file(directory: impl AsFd, name: &str, mode: Mode) -> nix::Result<File> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL;
     let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
@@ -244,15 +246,15 @@ fn open_beneath(
             .mode(mode)
             .resolve(resolve);
         match openat2(directory.as_fd(), path, how) {
-            // Something was moved on the way, and the kernel cannot tell whether out of the
-            // root (openat2(2)).
-            Err(Errno::EAGAIN) if tries < MOST_TRIES => tries += 1,
+            // A concurrent rename: the kernel cannot rule out that the path left the root
+            // (openat2(2)).
+            Err(Errno::EAGAIN) if tries < MAX_TRIES => tries += 1,
             other => return other,
         }
     }
 }
 
-/// What it is.
+/// The file type.
 pub(crate) fn kind(data: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(data.st_mode) & SFlag::S_IFMT
 }
@@ -262,21 +264,21 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    fn place() -> (tempfile::TempDir, Root) {
-        let place = tempfile::tempdir().unwrap();
-        let inside = place.path().join("root");
+    fn workspace() -> (tempfile::TempDir, WorkspaceRoot) {
+        let workspace = tempfile::tempdir().unwrap();
+        let inside = workspace.path().join("root");
         std::fs::create_dir_all(inside.join("a")).unwrap();
-        std::fs::write(place.path().join("outside"), "secret").unwrap();
+        std::fs::write(workspace.path().join("outside"), "secret").unwrap();
         std::fs::write(inside.join("a/file"), "x").unwrap();
-        let root = Root::open(&inside, Reach::Workspace).unwrap();
-        (place, root)
+        let root = WorkspaceRoot::open(&inside, PathScope::Workspace).unwrap();
+        (workspace, root)
     }
 
     #[test]
-    fn a_path_starts_at_the_root_whatever_it_looks_like() {
-        let (_place, root) = place();
+    fn request_paths_are_resolved_from_the_root() {
+        let (_workspace, root) = workspace();
         let absolute = root.path().join("a/file");
-        for (asked, path) in [
+        for (requested, path) in [
             ("", ""),
             (".", ""),
             ("/", ""),
@@ -287,16 +289,24 @@ mod tests {
             (absolute.to_str().unwrap(), "a/file"),
             (root.path().to_str().unwrap(), ""),
         ] {
-            assert_eq!(root.locate(asked), Ok(PathBuf::from(path)), "{asked}");
+            assert_eq!(
+                root.locate(requested),
+                Ok(PathBuf::from(path)),
+                "{requested}"
+            );
         }
-        for asked in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
-            assert_eq!(root.locate(asked), Err(ToolError::Outside), "{asked}");
+        for requested in ["..", "../x", "a/../../x", "/..", "/a/../../etc/passwd"] {
+            assert_eq!(
+                root.locate(requested),
+                Err(ToolError::Outside),
+                "{requested}"
+            );
         }
     }
 
     #[test]
-    fn no_link_leads_out() {
-        let (_place, root) = place();
+    fn symbolic_links_out_of_the_root_are_refused() {
+        let (_workspace, root) = workspace();
         let at = |name: &str| root.path().join(name);
         symlink("../outside", at("relative")).unwrap();
         symlink("/etc/passwd", at("absolute")).unwrap();
@@ -305,9 +315,13 @@ mod tests {
         symlink("a/file", at("inside")).unwrap();
         symlink("inside", at("twice")).unwrap();
         symlink("loop", at("loop")).unwrap();
-        for asked in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
-            assert_eq!(root.read(asked).unwrap_err(), ToolError::Outside, "{asked}");
-            assert_eq!(root.slot(asked, true).unwrap_err(), ToolError::Outside);
+        for requested in ["relative", "absolute", "up/outside", "magic/etc/passwd"] {
+            assert_eq!(
+                root.read(requested).unwrap_err(),
+                ToolError::Outside,
+                "{requested}"
+            );
+            assert_eq!(root.slot(requested, true).unwrap_err(), ToolError::Outside);
         }
         assert!(root.read("twice").is_ok());
         assert_eq!(root.slot("twice", false).unwrap().name, "file");
@@ -316,8 +330,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_read_and_not_waited_for() {
-        let (_place, root) = place();
+    fn only_regular_files_are_read_without_blocking() {
+        let (_workspace, root) = workspace();
         nix::unistd::mkfifo(&root.path().join("pipe"), Mode::S_IRWXU).unwrap();
         assert_eq!(
             root.read("pipe").unwrap_err(),
@@ -335,21 +349,21 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_inside_only() {
-        let (place, root) = place();
+    fn directories_are_created_only_below_the_root() {
+        let (workspace, root) = workspace();
         let slot = root.slot("b/c/d/file", true).unwrap();
         assert_eq!(slot.name, "file");
         assert!(root.path().join("b/c/d").is_dir());
         symlink("../away", root.path().join("away")).unwrap();
         assert!(root.slot("away/b/file", true).is_err());
-        assert!(!place.path().join("away").exists());
+        assert!(!workspace.path().join("away").exists());
     }
 
     #[test]
-    fn with_a_longer_reach_a_path_is_what_it_says() {
-        let (place, root) = place();
-        let root = Root::open(root.path(), Reach::Everywhere).unwrap();
-        let outside = place.path().join("outside");
+    fn scope_everywhere_reads_paths_outside_the_root() {
+        let (workspace, root) = workspace();
+        let root = WorkspaceRoot::open(root.path(), PathScope::Everywhere).unwrap();
+        let outside = workspace.path().join("outside");
         assert!(root.read(outside.to_str().unwrap()).is_ok());
         assert!(root.read("../outside").is_ok());
         assert!(root.read("a/file").is_ok());

@@ -1,4 +1,4 @@
-//! The sockets: a Unix socket or a TCP port, opened with care and served until told to stop.
+//! Listening sockets of the workbench, and the accept loop.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,18 +14,18 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
-use crate::door::Door;
+use crate::http_service::WorkbenchService;
 
-/// Connections served at once.
+/// Limit of concurrent connections.
 const MAX_CONNECTIONS: usize = 256;
 
-/// How long requests may take to finish when the server stops: as long as their commands may
-/// take to be ended.
+/// Grace period of requests in flight when the server stops: the time that ending their commands
+/// may take.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
-/// Why nobody listens.
+/// Why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
-pub enum BindError {
+pub enum WorkbenchBindError {
     /// A Unix socket could not be opened.
     #[error(transparent)]
     Unix(listen::PrivateSocketError),
@@ -37,28 +37,28 @@ pub enum BindError {
     Create {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
-        /// Whose process this is.
+        /// The user id of this process.
         uid: nix::unistd::Uid,
-        /// The directory that it cannot be created in.
+        /// The directory in which the socket cannot be created.
         directory: PathBuf,
         /// Owner and mode of the directory, where they can be read.
         rights: String,
     },
-    /// A port could not be.
+    /// A TCP port could not be bound.
     #[error("cannot listen on {address}: {source}")]
     Tcp {
-        /// Where.
+        /// Host and port.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-impl BindError {
-    /// A socket that could not be created. What stands in the way is the last directory of its
-    /// path that exists: the next one could not be made in it, or the socket itself.
+impl WorkbenchBindError {
+    /// A socket that could not be created. The error names the deepest existing directory of the
+    /// path, in which the next directory or the socket could not be created.
     fn create(path: &Path, source: io::Error) -> Self {
         let mut directories = path.ancestors().skip(1);
         let found = directories.find_map(|directory| {
@@ -85,28 +85,31 @@ impl BindError {
 
 /// A listening socket.
 #[derive(Debug)]
-pub enum Listener {
-    /// A file, which goes with it.
+pub enum WorkbenchListener {
+    /// A Unix socket, whose file is removed with it.
     Unix(PrivateSocket),
-    /// A socket that somebody else has opened.
+    /// A socket that the parent process opened.
     Inherited(UnixListener),
-    /// A port.
+    /// A TCP port.
     Tcp(TcpListener),
 }
 
-impl Listener {
-    /// Binds a Unix socket with this mode, in the place of one that nobody listens on. Its
-    /// directory is made if it is not there.
-    pub async fn unix(path: &Path, mode: u32) -> Result<Self, BindError> {
+impl WorkbenchListener {
+    /// Binds a Unix socket with this mode. Replaces a stale socket, and creates a missing
+    /// directory.
+    pub async fn unix(path: &Path, mode: u32) -> Result<Self, WorkbenchBindError> {
         if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory).map_err(|source| BindError::create(path, source))?;
+            std::fs::create_dir_all(directory)
+                .map_err(|source| WorkbenchBindError::create(path, source))?;
         }
         let bound = PrivateSocket::bind(path, mode).await;
         let bound = bound.map_err(|error| match error {
-            listen::PrivateSocketError::Io { path, source } => BindError::create(&path, source),
-            other => BindError::Unix(other),
+            listen::PrivateSocketError::Io { path, source } => {
+                WorkbenchBindError::create(&path, source)
+            }
+            other => WorkbenchBindError::Unix(other),
         })?;
-        Ok(Listener::Unix(bound))
+        Ok(WorkbenchListener::Unix(bound))
     }
 
     /// The listening Unix socket that this process has as its standard input.
@@ -114,26 +117,30 @@ impl Listener {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
         let listener = std::os::unix::net::UnixListener::from(socket);
         listener.set_nonblocking(true)?;
-        // A file has no address.
+        // Fails if standard input is not a socket.
         listener.local_addr()?;
-        Ok(Listener::Inherited(UnixListener::from_std(listener)?))
+        Ok(WorkbenchListener::Inherited(UnixListener::from_std(
+            listener,
+        )?))
     }
 
     /// Binds a TCP port.
-    pub async fn tcp(host: &str, port: u16) -> Result<Self, BindError> {
+    pub async fn tcp(host: &str, port: u16) -> Result<Self, WorkbenchBindError> {
         let bound = TcpListener::bind((host, port)).await;
-        bound.map(Listener::Tcp).map_err(|source| BindError::Tcp {
-            address: format!("{host}:{port}"),
-            source,
-        })
+        bound
+            .map(WorkbenchListener::Tcp)
+            .map_err(|source| WorkbenchBindError::Tcp {
+                address: format!("{host}:{port}"),
+                source,
+            })
     }
 
-    /// Where it listens, for people.
+    /// The address as it appears in messages.
     pub fn address(&self) -> String {
         match self {
-            Listener::Unix(socket) => format!("unix:{}", socket.path().display()),
-            Listener::Inherited(_) => "unix:".to_owned(),
-            Listener::Tcp(listener) => {
+            WorkbenchListener::Unix(socket) => format!("unix:{}", socket.path().display()),
+            WorkbenchListener::Inherited(_) => "unix:".to_owned(),
+            WorkbenchListener::Tcp(listener) => {
                 let address = listener.local_addr();
                 address.map_or_else(
                     |error| error.to_string(),
@@ -144,30 +151,36 @@ impl Listener {
     }
 }
 
-impl Accept for Listener {
+impl Accept for WorkbenchListener {
     type Stream = Either<UnixStream, TcpStream>;
 
     async fn accept(&self) -> io::Result<Self::Stream> {
         match self {
-            Listener::Unix(socket) => Accept::accept(socket).await.map(Either::Left),
-            Listener::Inherited(listener) => Accept::accept(listener).await.map(Either::Left),
-            Listener::Tcp(listener) => Accept::accept(listener).await.map(Either::Right),
+            WorkbenchListener::Unix(socket) => Accept::accept(socket).await.map(Either::Left),
+            WorkbenchListener::Inherited(listener) => {
+                Accept::accept(listener).await.map(Either::Left)
+            }
+            WorkbenchListener::Tcp(listener) => Accept::accept(listener).await.map(Either::Right),
         }
     }
 }
 
-/// Serves until `stop`: requests in flight have a moment to finish, commands are ended by the
-/// leash's own token.
-pub async fn serve(listener: Listener, door: Arc<Door>, stop: CancellationToken) {
+/// Serves until `stop`. Requests in flight then have a grace period; commands end by the stop
+/// token of [`crate::tools::bash::GuardProgram`].
+pub async fn serve(
+    listener: WorkbenchListener,
+    service: Arc<WorkbenchService>,
+    stop: CancellationToken,
+) {
     let begin = |stream| {
-        let (door, stop) = (Arc::clone(&door), stop.clone());
+        let (service, stop) = (Arc::clone(&service), stop.clone());
         Some(async move {
-            let service = service_fn(|request| door.answer(request));
+            let service = service_fn(|request| service.respond_to(request));
             listen::http1(stream, service, &stop, None).await;
         })
     };
     let left = listen::accept_all(&listener, MAX_CONNECTIONS, &stop, begin).await;
-    // From here on whoever connects is told at once that nobody is there.
+    // New connections are refused from here on.
     drop(listener);
     let _ = tokio::time::timeout(LAST_REQUESTS, left.wait()).await;
 }

@@ -1,4 +1,4 @@
-//! The tools: one implementation, whoever asks.
+//! The coding tools, shared by the HTTP service and direct callers.
 
 pub mod bash;
 mod diff;
@@ -16,100 +16,98 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::error::ToolError;
 use crate::request::{
     BashRequest, EditRequest, EditResult, FindRequest, FindResult, GrepRequest, GrepResult,
-    LsRequest, LsResult, ReadRequest, ReadResult, WriteRequest, WriteResult,
+    LsRequest, LsResult, ReadFileRequest, ReadResult, WriteRequest, WriteResult,
 };
-use crate::root::Root;
-use bash::{Leash, Running};
+use crate::root::WorkspaceRoot;
+use bash::{GuardProgram, RunningShell};
 use replace::Locks;
 
 /// The tools of one workspace.
 #[derive(Clone, Debug)]
-pub struct Tools {
-    root: Arc<Root>,
+pub struct WorkspaceTools {
+    root: Arc<WorkspaceRoot>,
     locks: Arc<Locks>,
-    leash: Arc<Leash>,
+    guard: Arc<GuardProgram>,
 }
 
-impl Tools {
-    /// Tools below `root`, whose commands run on `leash`.
-    pub fn new(root: Root, leash: Leash) -> Self {
+impl WorkspaceTools {
+    /// Tools below `root`, whose commands run under `guard`.
+    pub fn new(root: WorkspaceRoot, guard: GuardProgram) -> Self {
         Self {
             root: Arc::new(root),
             locks: Arc::default(),
-            leash: Arc::new(leash),
+            guard: Arc::new(guard),
         }
     }
 
-    /// Starts a command. What it says comes from what is returned; dropping that ends it, with
-    /// everything it started.
-    pub fn bash(&self, request: &BashRequest) -> Result<Running, ToolError> {
-        bash::start(&self.root, &self.leash, request)
+    /// Starts a command. Dropping the returned value ends the command and its child processes.
+    pub fn bash(&self, request: &BashRequest) -> Result<RunningShell, ToolError> {
+        bash::start(&self.root, &self.guard, request)
     }
 
     /// Reads a file.
-    pub async fn read(&self, request: ReadRequest) -> Result<ReadResult, ToolError> {
-        self.apart(move |tools, over| read::read(&tools.root, &request, over))
+    pub async fn read(&self, request: ReadFileRequest) -> Result<ReadResult, ToolError> {
+        self.run_blocking(move |tools, cancelled| read::read(&tools.root, &request, cancelled))
             .await
     }
 
-    /// Writes a file, all or nothing.
+    /// Writes a file atomically.
     pub async fn write(&self, request: WriteRequest) -> Result<WriteResult, ToolError> {
-        self.apart(move |tools, _| replace::write(&tools.root, &tools.locks, &request))
+        self.run_blocking(move |tools, _| replace::write(&tools.root, &tools.locks, &request))
             .await
     }
 
-    /// Changes a file, all or nothing.
+    /// Edits a file atomically.
     pub async fn edit(&self, request: EditRequest) -> Result<EditResult, ToolError> {
-        self.apart(move |tools, _| edit::edit(&tools.root, &tools.locks, &request))
+        self.run_blocking(move |tools, _| edit::edit(&tools.root, &tools.locks, &request))
             .await
     }
 
     /// Lists a directory.
     pub async fn ls(&self, request: LsRequest) -> Result<LsResult, ToolError> {
-        self.apart(move |tools, over| ls::ls(&tools.root, &request, over))
+        self.run_blocking(move |tools, cancelled| ls::ls(&tools.root, &request, cancelled))
             .await
     }
 
     /// Finds files.
     pub async fn find(&self, request: FindRequest) -> Result<FindResult, ToolError> {
-        self.apart(move |tools, over| find::find(&tools.root, &request, over))
+        self.run_blocking(move |tools, cancelled| find::find(&tools.root, &request, cancelled))
             .await
     }
 
-    /// Finds lines.
+    /// Searches lines.
     pub async fn grep(&self, request: GrepRequest) -> Result<GrepResult, ToolError> {
-        self.apart(move |tools, over| grep::grep(&tools.root, &request, over))
+        self.run_blocking(move |tools, cancelled| grep::grep(&tools.root, &request, cancelled))
             .await
     }
 
-    /// Does work that blocks where it blocks nobody. When the caller goes away, the work is
-    /// told that it is over.
-    async fn apart<T: Send + 'static>(
+    /// Runs blocking work on the blocking pool. Dropping the future sets the flag `cancelled`.
+    async fn run_blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Tools, &Over) -> Result<T, ToolError> + Send + 'static,
+        work: impl FnOnce(&WorkspaceTools, &Cancelled) -> Result<T, ToolError> + Send + 'static,
     ) -> Result<T, ToolError> {
         let tools = self.clone();
-        let over = Over::default();
-        let _when_dropped = TellOver(over.clone());
-        tokio::task::spawn_blocking(move || work(&tools, &over))
+        let cancelled = Cancelled::default();
+        let _cancel_on_drop = CancelOnDrop(cancelled.clone());
+        tokio::task::spawn_blocking(move || work(&tools, &cancelled))
             .await
             .unwrap_or(Err(ToolError::Internal))
     }
 }
 
-/// Whether anybody still waits for an answer.
+/// Set when the caller no longer waits for the result.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Over(Arc<AtomicBool>);
+pub(crate) struct Cancelled(Arc<AtomicBool>);
 
-impl Over {
-    pub(crate) fn is_over(&self) -> bool {
+impl Cancelled {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-struct TellOver(Over);
+struct CancelOnDrop(Cancelled);
 
-impl Drop for TellOver {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.0.store(true, Ordering::Relaxed);
     }

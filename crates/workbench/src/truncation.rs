@@ -1,52 +1,52 @@
-//! How much of a text is given: whole lines, from the head or up to the tail, and what was cut.
+//! Truncation of a text to its first or last whole lines, and a description of what was cut.
 
 use serde::{Deserialize, Serialize};
 
-/// The most lines of a text.
+/// Limit of lines.
 pub const MAX_LINES: u64 = 2000;
 
-/// The most bytes of a text.
+/// Limit of bytes.
 pub const MAX_BYTES: u64 = 50 * 1024;
 
-/// What was cut from a text.
+/// A truncated text, and what was cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Truncation {
-    /// What is left.
+    /// The remaining text.
     pub content: String,
-    /// Whether anything is missing.
+    /// Whether the text was truncated.
     pub truncated: bool,
-    /// Which limit it was.
+    /// The limit that was exceeded.
     pub truncated_by: Option<Limit>,
-    /// Lines before.
+    /// Lines before truncation.
     pub total_lines: u64,
-    /// Bytes before.
+    /// Bytes before truncation.
     pub total_bytes: u64,
-    /// Lines left.
+    /// Remaining lines.
     pub output_lines: u64,
-    /// Bytes left.
+    /// Remaining bytes.
     pub output_bytes: u64,
-    /// Whether the last line lacks its beginning; only of a tail.
+    /// Whether the start of the last line was cut; only for a tail.
     pub last_line_partial: bool,
-    /// Whether not even the first line fits; only of a head.
+    /// Whether the first line alone exceeds the limit; only for a head.
     pub first_line_exceeds_limit: bool,
-    /// The most lines.
+    /// The limit of lines.
     pub max_lines: u64,
-    /// The most bytes.
+    /// The limit of bytes.
     pub max_bytes: u64,
 }
 
-/// Which limit cut a text.
+/// The limit that truncated a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
-    /// Of lines.
+    /// The limit of lines.
     Lines,
-    /// Of bytes.
+    /// The limit of bytes.
     Bytes,
 }
 
-/// The most lines and bytes of a text.
+/// Limits of lines and bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) lines: u64,
@@ -62,16 +62,16 @@ impl Default for Bounds {
     }
 }
 
-/// A text of which only the beginning need be kept to cut its head.
+/// The first bytes of a text, and its total size.
 #[derive(Debug)]
-pub(crate) struct Beginning {
-    /// All of it, or more bytes than the bounds allow.
+pub(crate) struct TextHead {
+    /// The whole text, or more bytes than the bounds allow.
     pub(crate) kept: Vec<u8>,
     pub(crate) total_lines: u64,
     pub(crate) total_bytes: u64,
 }
 
-impl Beginning {
+impl TextHead {
     /// A whole text.
     pub(crate) fn whole(text: String) -> Self {
         let total_lines = 1 + count_lines(text.as_bytes());
@@ -82,15 +82,15 @@ impl Beginning {
         }
     }
 
-    /// Its first lines, never a part of one. Bytes that are no text become replacement
-    /// characters, as they do for every client of this kind.
+    /// The first whole lines. Invalid UTF-8 becomes replacement characters, as in the original
+    /// sidecar.
     pub(crate) fn head(self, bounds: Bounds) -> Truncation {
         let is_whole = as_u64(self.kept.len()) == self.total_bytes;
         let text = match String::from_utf8(self.kept) {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
         };
-        // Longer than before where a character was replaced.
+        // Replacement characters can make the text longer.
         let total_bytes = self.total_bytes.max(as_u64(text.len()));
         let mut cut = Truncation {
             content: String::new(),
@@ -135,7 +135,7 @@ impl Beginning {
     }
 }
 
-/// A text that only grows, of which the last lines are wanted.
+/// The last lines of a growing text.
 #[derive(Debug)]
 pub(crate) struct Tail {
     kept: String,
@@ -156,20 +156,20 @@ impl Default for Tail {
 }
 
 impl Tail {
-    /// Adds to its end.
+    /// Appends text.
     pub(crate) fn push(&mut self, text: &str) {
         self.lines += count_lines(text.as_bytes());
         self.bytes += as_u64(text.len());
         self.kept.push_str(text);
         let most = usize::try_from(self.bounds.bytes).unwrap_or(usize::MAX);
-        // Now and then, so that every byte is moved but once or twice.
+        // Trims rarely, so that every byte is moved only once or twice.
         if self.kept.len() > most.saturating_mul(2) {
             let cut = self.kept.floor_char_boundary(self.kept.len() - most - 1);
             self.kept.drain(..cut);
         }
     }
 
-    /// The last lines, and what was cut, if something was.
+    /// The last lines, and the truncation, if any.
     pub(crate) fn cut(self) -> (String, Option<Truncation>) {
         let bounds = self.bounds;
         if self.lines <= bounds.lines && self.bytes <= bounds.bytes {
@@ -225,11 +225,11 @@ mod tests {
     use super::*;
 
     fn head(text: &str, lines: u64, bytes: u64) -> Truncation {
-        Beginning::whole(text.to_owned()).head(Bounds { lines, bytes })
+        TextHead::whole(text.to_owned()).head(Bounds { lines, bytes })
     }
 
     #[test]
-    fn a_head_is_whole_lines() {
+    fn head_holds_whole_lines() {
         for (text, lines, bytes, content, by) in [
             ("", 1, 0, "", None),
             ("a\nb", 2, 3, "a\nb", None),
@@ -255,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_count_as_what_they_become() {
+    fn invalid_bytes_count_as_their_replacement_characters() {
         let kept = b"a\n\xff\xff".to_vec();
-        let beginning = Beginning {
+        let head = TextHead {
             total_lines: 2,
             total_bytes: 4,
             kept,
         };
-        let cut = beginning.head(Bounds { lines: 9, bytes: 5 });
+        let cut = head.head(Bounds { lines: 9, bytes: 5 });
         assert_eq!((cut.content.as_str(), cut.total_bytes), ("a", 8));
     }
 
@@ -271,7 +271,7 @@ mod tests {
             bounds: Bounds { lines, bytes },
             ..Tail::default()
         };
-        // One character at a time, so that what is kept is cut on the way.
+        // One character at a time, so that the kept text is trimmed on the way.
         let mut buffer = [0; 4];
         for character in text.chars() {
             tail.push(character.encode_utf8(&mut buffer));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_is_the_last_whole_lines() {
+    fn tail_holds_the_last_whole_lines() {
         for (text, lines, bytes, content, by) in [
             ("a\nb", 2, 3, "a\nb", None),
             ("a\nb\nc", 2, 9, "b\nc", Some(Limit::Lines)),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_tail_takes_little_memory() {
+    fn tail_memory_is_bounded() {
         let mut tail = Tail::default();
         let line = "0123456789abcde\n".repeat(1024);
         for _ in 0..1024 {

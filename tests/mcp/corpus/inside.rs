@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use testkit::corpus::Corpus;
-use testkit::http::{self, Answer};
-use testkit::said;
+use testkit::http::{self, HttpResponse};
+use testkit::output;
 
 use super::{calls, outcome, with_bundles};
 use crate::bridge::{Bridge, initialize, request, stateless_request};
@@ -15,14 +15,14 @@ struct Sandbox<'a>(&'a Bridge);
 
 impl<'a> Sandbox<'a> {
     fn create(bridge: &'a Bridge) -> Self {
-        let output = bridge.place.run(&["create", "box", "--no-repo"]);
-        assert!(output.status.success(), "{}", said::err(&output));
+        let output = bridge.gate_dir.run(&["create", "box", "--no-repo"]);
+        assert!(output.status.success(), "{}", output::stderr(&output));
         Self(bridge)
     }
 
     /// curl inside, with more arguments. The client accepts no stream: whether the bridge begins
     /// one depends on time, and so would the order of the records.
-    fn curl(&self, url: &str, headers: &[(&str, &str)], more: &[&str]) -> Answer {
+    fn curl(&self, url: &str, headers: &[(&str, &str)], more: &[&str]) -> HttpResponse {
         let mut args = vec!["exec", "box", "--", "curl", "-sS", "-k", "--raw", "-i"];
         args.push("--suppress-connect-headers");
         let kinds = [
@@ -35,12 +35,16 @@ impl<'a> Sandbox<'a> {
         args.extend(headers.iter().flat_map(|header| ["-H", header]));
         args.extend(more);
         args.push(url);
-        let output = self.0.place.run(&args);
-        assert!(output.status.success(), "{args:?}: {}", said::err(&output));
-        http::read_answer(output.stdout.as_slice()).unwrap()
+        let output = self.0.gate_dir.run(&args);
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            output::stderr(&output)
+        );
+        http::read_response(output.stdout.as_slice()).unwrap()
     }
 
-    fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> HttpResponse {
         self.curl(&format!("{TOOLS}{path}"), headers, &["-d", body])
     }
 }
@@ -53,7 +57,7 @@ fn corpus_of_tools_in_a_sandbox() {
     let bridge = with_bundles(entry).tool("hidden", &command, "");
     let _gate = bridge.start();
     let sandbox = Sandbox::create(&bridge);
-    let mut corpus = Corpus::open("tools-in-a-sandbox", &bridge.place.control());
+    let mut corpus = Corpus::open("tools-in-a-sandbox", &bridge.gate_dir.control());
 
     sessions(&sandbox, &mut corpus);
     for (name, tool, arguments) in calls_inside() {

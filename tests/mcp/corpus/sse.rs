@@ -53,11 +53,11 @@ impl<'a> SseSession<'a> {
 
     /// Posts a message to another path, with these headers.
     fn post_to(&self, path: &str, headers: Headers<'_>, body: &str) -> String {
-        outcome(&self.bridge.ask("POST", path, headers, body))
+        outcome(&self.bridge.request("POST", path, headers, body))
     }
 
     /// Posts a request with the id 1 and, where it is accepted, reads the stream up to the answer.
-    fn ask(&mut self, body: &str) -> String {
+    fn request(&mut self, body: &str) -> String {
         let mut seen = vec![self.post(body)];
         if seen == ["status 202"] {
             let messages = events(&mut self.stream, r#""id":1"#);
@@ -126,7 +126,7 @@ fn corpus_of_sse_sessions() {
     let access = "deny: [crash]\naccess:\n  - {agents: [\"review-*\"], allow: [\"test_simple*\"]}";
     let bridge = with_bundles(access);
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("sse", &bridge.place.control());
+    let mut corpus = Corpus::open("sse", &bridge.gate_dir.control());
 
     for (method, path) in [
         ("GET", "/sse"),
@@ -155,7 +155,7 @@ fn corpus_of_sse_sessions() {
         let mut session = SseSession::open(&bridge, &[]);
         corpus.case(&format!("call: {name}"), || {
             let params = json!({"name": tool, "arguments": arguments});
-            session.ask(&request(1, "tools/call", &params))
+            session.request(&request(1, "tools/call", &params))
         });
     }
     for (name, tool) in [
@@ -166,7 +166,7 @@ fn corpus_of_sse_sessions() {
         let mut session = SseSession::open(&bridge, &[("X-Agent-ID", "review-7")]);
         corpus.case(&format!("call: {name}"), || {
             let params = json!({"name": tool, "arguments": {}});
-            session.ask(&request(1, "tools/call", &params))
+            session.request(&request(1, "tools/call", &params))
         });
     }
     for method in [
@@ -178,12 +178,12 @@ fn corpus_of_sse_sessions() {
     ] {
         let mut session = SseSession::open(&bridge, &[]);
         corpus.case(&format!("method: {method}"), || {
-            session.ask(&request(1, method, &json!({})))
+            session.request(&request(1, method, &json!({})))
         });
     }
     for (name, body) in MALFORMED {
         let mut session = SseSession::open(&bridge, &[]);
-        corpus.case(&format!("malformed: {name}"), || session.ask(body));
+        corpus.case(&format!("malformed: {name}"), || session.request(body));
     }
 
     let one = [("X-Agent-ID", "one")];
@@ -218,7 +218,7 @@ fn corpus_of_sse_sessions() {
     }
     for method in ["GET", "DELETE"] {
         corpus.case(&format!("message: {method}"), || {
-            outcome(&bridge.ask(method, &session.endpoint, &one, ""))
+            outcome(&bridge.request(method, &session.endpoint, &one, ""))
         });
     }
     for (name, header) in SENDERS {
@@ -235,7 +235,7 @@ fn corpus_of_sse_sessions_with_a_token() {
         .server(&format!("auth_token: {TOKEN}"))
         .server("enforce_agent_id: true");
     let _gate = bridge.start();
-    let mut corpus = Corpus::open("sse-token", &bridge.place.control());
+    let mut corpus = Corpus::open("sse-token", &bridge.gate_dir.control());
     let bearer = format!("Bearer {TOKEN}");
     let agent = ("X-Agent-ID", "one");
     let admitted = [agent, ("Authorization", bearer.as_str())];

@@ -4,13 +4,13 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use serde_json::json;
-use testkit::http::{self, Answer};
+use testkit::http::{self, HttpResponse};
 use testkit::inside;
 use testkit::port::Port;
 use testkit::wait;
 
 use super::{Net, QUERIES, SHARED, name_outcome};
-use crate::bench::{ask, get};
+use crate::traffic_fixture::{exchange, get};
 
 /// The container whose registration expires.
 const ID: &str = "short";
@@ -28,9 +28,9 @@ impl Net {
             "container_id": ID, "ip_address": ip, "ttl_seconds": seconds,
             "metadata": {"repo": "acme/app"},
         });
-        let control = self.bench.place.control();
+        let control = self.fixture.gate_dir.control();
         let path = "/internal/containers";
-        let answer = http::ask(&control, "POST", path, body.to_string().as_bytes()).unwrap();
+        let answer = http::send(&control, "POST", path, body.to_string().as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
 
@@ -38,14 +38,14 @@ impl Net {
     fn await_expiry(&self) {
         wait::until("the registration to expire", || {
             let path = format!("/internal/containers/{ID}");
-            (self.bench.control("GET", &path).status == 404).then_some(())
+            (self.fixture.control("GET", &path).status == 404).then_some(())
         });
     }
 
     /// How often an expired row was removed.
     fn removals(&self) -> usize {
         let path = format!("/v1/audit?sandbox={ID}&limit=1000");
-        let answer = self.bench.control("GET", &path).json();
+        let answer = self.fixture.control("GET", &path).json();
         let records = answer["records"].as_array().unwrap();
         records
             .iter()
@@ -70,7 +70,7 @@ impl Net {
         seen
     }
 
-    /// What dig shows to the container at `ip`.
+    /// The result of dig for the container at `ip`.
     fn dig(&self, ip: &str, at: &Port, arguments: &str) -> String {
         let at = at.address();
         let line = format!(
@@ -82,8 +82,8 @@ impl Net {
     }
 }
 
-/// What a client of our own saw: the status, and the reason that a refusal names.
-fn outcome(answer: &Answer) -> String {
+/// The result of our own client: the status, and the reason of a refusal.
+fn outcome(answer: &HttpResponse) -> String {
     let refusal = answer.json();
     let reason = refusal["reason"].as_str().unwrap_or("-");
     format!("{} {reason}", answer.status)
@@ -153,11 +153,11 @@ fn kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
     let absolute = "GET http://open.example/ HTTP/1.1\r\nHost: open.example\r\n\r\n";
     let stream = connect();
     corpus.case("kept connection, absolute form: before", || {
-        outcome(&ask(&stream, absolute))
+        outcome(&exchange(&stream, absolute))
     });
     net.await_expiry();
     corpus.case("kept connection, absolute form: after", || {
-        net.send_and_await_removal(|| outcome(&ask(&stream, absolute)))
+        net.send_and_await_removal(|| outcome(&exchange(&stream, absolute)))
     });
 
     let stream = connect();
@@ -169,11 +169,11 @@ fn kept_connections(net: &Net, corpus: &mut testkit::corpus::Corpus) {
     });
     let mut tls = inside::tls(stream, Some("open.example"), &["http/1.1"]);
     corpus.case("kept connection, tunnel: before", || {
-        outcome(&ask(&mut tls, get("open.example", "/")))
+        outcome(&exchange(&mut tls, get("open.example", "/")))
     });
     net.await_expiry();
     corpus.case("kept connection, tunnel: after", || {
-        net.send_and_await_removal(|| outcome(&ask(&mut tls, get("open.example", "/"))))
+        net.send_and_await_removal(|| outcome(&exchange(&mut tls, get("open.example", "/"))))
     });
 }
 

@@ -94,7 +94,7 @@ pub(super) const REQUESTS: &[(&str, &str, &str, &str)] = &[
         "claimed container id",
         "open.example",
         "/",
-        "-H 'X-Container-Id: somebody-else'",
+        "-H 'X-Container-Id: another-container'",
     ),
     ("program that is listed", "curl.example", "/", ""),
     ("program that is not listed", "wget.example", "/", ""),

@@ -4,8 +4,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 
 use policy::reason::Reason;
-use testkit::origin::{Origin, Reply};
-use testkit::resolver::{Data, Reply as Answer, Resolver, record};
+use testkit::origin::{OriginReply, OriginServer};
+use testkit::resolver::{DnsReply as Answer, RecordData, Resolver, record};
 
 use super::*;
 
@@ -33,7 +33,7 @@ impl Names {
         Self { address, asked }
     }
 
-    fn asked(&self) -> Vec<String> {
+    fn queries(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
 
@@ -163,13 +163,13 @@ async fn an_address_is_judged_as_a_name_is_and_nobody_is_asked() {
         let error = ask(&dialer, "s", &http(literal), "/").await.unwrap_err();
         refused(&error, class);
     }
-    assert_eq!(names.asked(), Vec::<String>::new());
+    assert_eq!(names.queries(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn a_fixed_address_is_allowed_and_asks_nobody() {
     let names = Names::that_are(&["192.0.2.1"]);
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer(&format!(
         "resolve: {{fixed.example: '{}'}}",
         origin.address()
@@ -185,13 +185,13 @@ async fn a_fixed_address_is_allowed_and_asks_nobody() {
         .await
         .unwrap();
     assert_eq!(peer, origin.address());
-    assert_eq!(names.asked(), Vec::<String>::new());
+    assert_eq!(names.queries(), Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn a_hole_is_for_one_host_and_one_range() {
     let names = Names::that_are(&["127.0.0.1"]);
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
     let route = |name| Route {
         port: origin.address().port(),
@@ -216,7 +216,7 @@ async fn a_hole_is_for_one_host_and_one_range() {
 #[tokio::test]
 async fn a_hole_that_a_reload_closes_is_closed_for_connections_that_were_there() {
     let names = Names::that_are(&["127.0.0.1"]);
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let operator = Operator::new();
     let closed = format!("dns: {{upstreams: ['{}']}}", names.address);
     let open = format!("{closed}\nallow_private: [{{host: in.example, cidr: 127.0.0.1}}]");
@@ -238,7 +238,7 @@ async fn a_hole_that_a_reload_closes_is_closed_for_connections_that_were_there()
 #[tokio::test]
 async fn the_gates_own_listeners_are_refused_even_through_a_hole() {
     let names = Names::that_are(&["127.0.0.1"]);
-    let own = Origin::http(|_| Reply::text("mine"));
+    let own = OriginServer::http(|_| OriginReply::text("mine"));
     let port = own.address().port();
     let lines = format!(
         "allow_private: [{{host: in.example, cidr: 127.0.0.1}}, {{host: 0.0.0.0, cidr: 0.0.0.0}}]\n\
@@ -269,7 +269,7 @@ async fn a_name_is_asked_for_as_it_was_judged() {
         .unwrap_err();
     assert!(matches!(error, DialError::NoSuchName { .. }), "{error:?}");
     assert_eq!(error.reason(), Reason::ConnectFailed);
-    let mut asked = names.asked();
+    let mut asked = names.queries();
     asked.sort();
     asked.dedup();
     assert_eq!(asked, ["nowhere.example."]);
@@ -303,9 +303,9 @@ fn asking(resolver: &Resolver) -> Dialer {
 #[tokio::test]
 async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
     let resolver = Resolver::start();
-    let inside = |name: &str| record(name, Data::A([10, 0, 0, 1].into()));
-    let alias = |from: &str, to: &str| record(from, Data::Cname(to.to_owned()));
-    resolver.tell(
+    let inside = |name: &str| record(name, RecordData::A([10, 0, 0, 1].into()));
+    let alias = |from: &str, to: &str| record(from, RecordData::Cname(to.to_owned()));
+    resolver.set_reply(
         "cdn.example",
         1,
         Answer::Records(vec![
@@ -321,13 +321,13 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
     // It was followed, and its address is judged like any other.
     refused(&dial().await, "private");
 
-    resolver.tell(
+    resolver.set_reply(
         "cdn.example",
         1,
         Answer::Records(vec![
             alias("cdn.example", "a.elsewhere.example"),
             alias("a.elsewhere.example", "x.denied.example"),
-            record("x.denied.example", Data::A([203, 0, 113, 7].into())),
+            record("x.denied.example", RecordData::A([203, 0, 113, 7].into())),
         ]),
     );
     dialer.forget(&sandbox("one"));
@@ -341,15 +341,15 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
 #[tokio::test]
 async fn no_sandbox_is_quicker_for_what_another_looked_up() {
     let resolver = Resolver::start();
-    let inside = record("cdn.example", Data::A([10, 0, 0, 1].into()));
-    resolver.tell("cdn.example", 1, Answer::Records(vec![inside]));
+    let inside = record("cdn.example", RecordData::A([10, 0, 0, 1].into()));
+    resolver.set_reply("cdn.example", 1, Answer::Records(vec![inside]));
     let dialer = asking(&resolver);
     let asked = async |who: &str| {
-        let before = resolver.asked().len();
+        let before = resolver.queries().len();
         let (who, name) = (sandbox(who), host("cdn.example"));
         let error = dialer.connect(&who, &name, 443).await.unwrap_err();
         refused(&error, "private");
-        resolver.asked().len() > before
+        resolver.queries().len() > before
     };
     assert!(asked("one").await);
     assert!(!asked("one").await, "remembered");

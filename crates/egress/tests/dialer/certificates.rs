@@ -1,15 +1,15 @@
 //! Whose certificates are believed.
 
 use policy::reason::Reason;
-use testkit::ca::Identity;
-use testkit::origin::{Origin, Reply};
+use testkit::ca::TlsIdentity;
+use testkit::origin::{OriginReply, OriginServer};
 
 use super::*;
 
 const HOST: &str = "api.example";
 
-async fn fails(operator: &Operator, identity: Identity, says: &str) {
-    let origin = Origin::https(identity, |_| Reply::text("fine"));
+async fn fails(operator: &Operator, identity: TlsIdentity, says: &str) {
+    let origin = OriginServer::https(identity, |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     let error = ask(&dialer, "s", &https(HOST), "/").await.unwrap_err();
     let DialError::Tls { .. } = &error else {
@@ -33,7 +33,7 @@ async fn fails(operator: &Operator, identity: Identity, says: &str) {
 #[tokio::test]
 async fn a_root_of_the_operators_is_believed() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
 }
@@ -67,7 +67,7 @@ async fn a_certificate_of_another_name_is_refused() {
 #[tokio::test]
 async fn a_server_without_tls_is_refused() {
     let operator = Operator::new();
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         use std::io::Write;
         let _sent = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
     });
@@ -84,8 +84,8 @@ async fn a_server_without_tls_is_refused() {
 #[tokio::test]
 async fn an_address_is_verified_as_an_address() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&["127.0.0.1"]), |_| {
-        Reply::text("fine")
+    let origin = OriginServer::https(operator.ca.identity(&["127.0.0.1"]), |_| {
+        OriginReply::text("fine")
     });
     let lines = "allow_private: [{host: 127.0.0.1, cidr: 127.0.0.1}]\nextra_roots: [root.pem]";
     let dialer = Dialer::new(&operator.settings(lines)).unwrap();
@@ -99,7 +99,7 @@ async fn an_address_is_verified_as_an_address() {
 #[tokio::test]
 async fn roots_taken_away_by_a_reload_are_believed_no_more() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     ask(&dialer, "s", &https(HOST), "/").await.unwrap();
     let lines = format!("resolve: {{{HOST}: '{}'}}", origin.address());

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use http::Version;
 use http_body_util::channel::{Channel, Sender};
 use testkit::http::{read_chunk, read_line};
-use testkit::origin::Origin;
+use testkit::origin::OriginServer;
 use testkit::wait::eventually;
 
 use super::*;
@@ -48,7 +48,7 @@ fn read_chunks(stream: &mut TcpStream) -> u64 {
 #[tokio::test]
 async fn an_upload_that_outlives_its_answer_arrives_whole_and_its_connection_is_used_again() {
     let (told, heard) = mpsc::channel();
-    let origin = Origin::raw(move |mut stream, _| {
+    let origin = OriginServer::raw(move |mut stream, _| {
         // One that answers as soon as it has seen the head, and then listens to the end.
         while hears(&mut stream) {
             stream
@@ -85,7 +85,7 @@ async fn an_upload_that_outlives_its_answer_arrives_whole_and_its_connection_is_
 async fn the_answer_of_a_server_that_closes_early_is_not_lost() {
     // The close crosses the upload at another moment each time.
     for round in 0..30 {
-        let origin = Origin::raw(|mut stream, _| {
+        let origin = OriginServer::raw(|mut stream, _| {
             assert!(hears(&mut stream));
             stream
                 .write_all(
@@ -114,7 +114,7 @@ async fn the_answer_of_a_server_that_closes_early_is_not_lost() {
 
 #[tokio::test]
 async fn a_server_that_closes_without_an_answer_while_it_is_sent_to_has_failed() {
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         assert!(hears(&mut stream));
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
@@ -129,8 +129,8 @@ async fn a_server_that_closes_without_an_answer_while_it_is_sent_to_has_failed()
 }
 
 /// A server whose head has a header of so many bytes.
-fn wordy(length: usize) -> Origin {
-    Origin::raw(move |mut stream, _| {
+fn wordy(length: usize) -> OriginServer {
+    OriginServer::raw(move |mut stream, _| {
         while hears(&mut stream) {
             let long = "a".repeat(length);
             let said = write!(

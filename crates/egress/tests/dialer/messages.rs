@@ -1,17 +1,17 @@
 //! What a server gets to see of a request.
 
 use http::Version;
-use testkit::origin::{Origin, Received, Reply};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 
 use super::*;
 
 const HOST: &str = "api.example";
 
 /// What arrives over HTTP/1.1 and over HTTP/2.
-async fn arrive(request: impl Fn() -> Request<Content>) -> [Received; 2] {
+async fn arrive(request: impl Fn() -> Request<Content>) -> [OriginRequest; 2] {
     let operator = Operator::new();
-    let one = Origin::http(|_| Reply::text("fine"));
-    let two = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let one = OriginServer::http(|_| OriginReply::text("fine"));
+    let two = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let lines = format!(
         "resolve: {{'{HOST}:80': '{}', '{HOST}:443': '{}'}}\nextra_roots: [root.pem]",
         one.address(),
@@ -48,7 +48,7 @@ async fn the_host_comes_from_the_route_and_not_from_the_client() {
 #[tokio::test]
 async fn a_port_that_is_not_the_usual_one_is_named() {
     let operator = Operator::new();
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     for (port, named) in [
         (80, "api.example"),
@@ -132,8 +132,8 @@ async fn a_post_without_a_body_says_so() {
 #[tokio::test]
 async fn trailers_pass_in_the_answer() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| {
-        Reply::text("body").trailer("grpc-status", "0")
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| {
+        OriginReply::text("body").trailer("grpc-status", "0")
     });
     let dialer = operator.dialer(HOST, origin.address(), "");
     let sent = dialer
@@ -155,7 +155,7 @@ async fn a_request_for_the_whole_server_keeps_its_star() {
 
 #[tokio::test]
 async fn connect_does_not_pass() {
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let request = Request::connect("api.example:443")
         .body(body::empty())

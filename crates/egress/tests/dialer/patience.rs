@@ -6,7 +6,7 @@ use std::time::Duration;
 use egress::dialer::Step;
 use http_body_util::channel::Channel;
 use policy::reason::Reason;
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::port::Port;
 use testkit::wait::eventually;
 
@@ -18,7 +18,7 @@ const HOST: &str = "api.example";
 async fn a_server_that_never_answers_is_given_up() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = Origin::http(move |_| Reply::text("late").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("late").held(&held));
     let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {response: 100ms}");
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
     assert!(
@@ -39,7 +39,7 @@ async fn a_server_that_never_answers_is_given_up() {
 
 #[tokio::test]
 async fn a_server_that_never_finishes_its_handshake_is_given_up() {
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         use std::io::Read;
         let _all = stream.read_to_end(&mut Vec::new());
     });
@@ -76,7 +76,7 @@ async fn a_server_that_never_finishes_its_handshake_is_given_up() {
 
 #[tokio::test]
 async fn an_upload_may_take_longer_than_an_answer_while_it_moves() {
-    let origin = Origin::http(|asked| Reply::text(asked.length.to_string()));
+    let origin = OriginServer::http(|asked| OriginReply::text(asked.length.to_string()));
     let limits = "timeouts: {connect: 600s, response: 60s}";
     let dialer = Operator::new().dialer(HOST, origin.address(), limits);
     let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
@@ -122,7 +122,7 @@ async fn a_port_nobody_listens_on_is_refused_in_words_without_addresses() {
 
 #[tokio::test]
 async fn the_body_that_broke_is_to_blame_and_not_the_server() {
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let (mut sender, upload) = Channel::<Bytes, std::io::Error>::new(1);
     let upload = upload.map_err(Into::into).boxed_unsync();
@@ -148,13 +148,13 @@ async fn a_hundred_megabytes_pass_both_ways_and_wait_for_slow_readers() {
     const SIZE: u64 = 100 * 1024 * 1024;
     for http2 in [false, true] {
         let operator = Operator::new();
-        let kind = testkit::origin::Kind {
+        let kind = testkit::origin::OriginOptions {
             tls: http2.then(|| operator.ca.identity(&[HOST])),
             http2,
             streams: None,
         };
-        let origin = Origin::start(kind, |asked| {
-            Reply::large(SIZE).header("got", &asked.length.to_string())
+        let origin = OriginServer::start(kind, |asked| {
+            OriginReply::large(SIZE).header("got", &asked.length.to_string())
         });
         let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
         let route = if http2 { https(HOST) } else { http(HOST) };

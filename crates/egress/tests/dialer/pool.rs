@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Version;
-use testkit::origin::{Kind, Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginOptions, OriginReply, OriginServer};
 use testkit::wait::eventually;
 
 use super::*;
@@ -14,7 +14,7 @@ const HOST: &str = "api.example";
 
 #[tokio::test]
 async fn requests_in_a_row_share_a_connection() {
-    let origin = Origin::http(|asked| Reply::text(asked.path().to_owned()));
+    let origin = OriginServer::http(|asked| OriginReply::text(asked.path().to_owned()));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for path in ["/one", "/two", "/three"] {
         let answer = ask(&dialer, "s", &http(HOST), path).await.unwrap();
@@ -26,7 +26,7 @@ async fn requests_in_a_row_share_a_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_in_a_row_share_a_connection_on_many_threads() {
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for _ in 0..200 {
         ask(&dialer, "s", &http(HOST), "/").await.unwrap();
@@ -37,7 +37,7 @@ async fn requests_in_a_row_share_a_connection_on_many_threads() {
 #[tokio::test]
 async fn timings_tell_a_new_connection_from_one_that_was_there() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     let first = dialer
         .send(&sandbox("s"), own(&https(HOST), get("/")))
@@ -60,12 +60,12 @@ async fn timings_tell_a_new_connection_from_one_that_was_there() {
 async fn sandboxes_share_no_connection_and_no_session() {
     for http2 in [false, true] {
         let operator = Operator::new();
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(operator.ca.identity(&[HOST])),
             http2,
             streams: None,
         };
-        let origin = Origin::start(kind, |_| Reply::text("fine"));
+        let origin = OriginServer::start(kind, |_| OriginReply::text("fine"));
         let dialer = operator.dialer(HOST, origin.address(), "");
         for who in ["a", "b", "a", "b"] {
             ask(&dialer, who, &https(HOST), "/").await.unwrap();
@@ -92,8 +92,8 @@ async fn http2_requests_at_once_share_one_connection() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), move |_| {
-        Reply::text("fine").held(&held)
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), move |_| {
+        OriginReply::text("fine").held(&held)
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
     let asked: Vec<_> = (0..50)
@@ -115,14 +115,14 @@ async fn http2_opens_another_connection_when_the_peer_takes_no_more_streams() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let kind = Kind {
+    let kind = OriginOptions {
         tls: Some(operator.ca.identity(&[HOST])),
         http2: true,
         streams: Some(2),
     };
-    let origin = Origin::start(kind, move |asked| match asked.path() {
-        "/" => Reply::text("fine"),
-        _ => Reply::text("late").held(&held),
+    let origin = OriginServer::start(kind, move |asked| match asked.path() {
+        "/" => OriginReply::text("fine"),
+        _ => OriginReply::text("late").held(&held),
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
     // After an answer the peer's limit is known.
@@ -148,7 +148,7 @@ async fn http1_requests_at_once_do_not_wait_for_each_other() {
     let latch = Latch::new();
     let held = latch.clone();
     let identity = operator.ca.identity(&[HOST]);
-    let origin = Origin::https_one(identity, move |_| Reply::text("fine").held(&held));
+    let origin = OriginServer::https_one(identity, move |_| OriginReply::text("fine").held(&held));
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
     let asked: Vec<_> = (0..20)
         .map(|_| {
@@ -168,8 +168,8 @@ async fn http1_requests_at_once_do_not_wait_for_each_other() {
 #[tokio::test]
 async fn one_failed_dial_is_the_answer_to_all_who_waited_for_it() {
     let operator = Operator::new();
-    let origin = Origin::https(Ca::new("another").identity(&[HOST]), |_| {
-        Reply::text("fine")
+    let origin = OriginServer::https(Ca::new("another").identity(&[HOST]), |_| {
+        OriginReply::text("fine")
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
     let asked: Vec<_> = (0..20)
@@ -189,12 +189,12 @@ async fn one_failed_dial_is_the_answer_to_all_who_waited_for_it() {
 async fn two_hundred_requests_at_once_are_all_answered() {
     for http2 in [false, true] {
         let operator = Operator::new();
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(operator.ca.identity(&[HOST])),
             http2,
             streams: None,
         };
-        let origin = Origin::start(kind, |asked| Reply::text(asked.path().to_owned()));
+        let origin = OriginServer::start(kind, |asked| OriginReply::text(asked.path().to_owned()));
         let dialer = operator.dialer(HOST, origin.address(), "timeouts: {connect: 60s}");
         let dialer = Arc::new(dialer);
         let asked: Vec<_> = (0..200)
@@ -218,7 +218,7 @@ async fn two_hundred_requests_at_once_are_all_answered() {
 #[tokio::test]
 async fn a_connection_that_was_closed_meanwhile_costs_a_request_nothing() {
     // It answers once, and closes when the next request may already be on its way.
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         let mut head = [0; 4096];
         let read = stream.read(&mut head).unwrap_or(0);
         if read > 0 {
@@ -235,9 +235,9 @@ async fn a_connection_that_was_closed_meanwhile_costs_a_request_nothing() {
 
 #[tokio::test]
 async fn a_request_that_was_sent_is_never_sent_again() {
-    let origin = Origin::http(|asked| match asked.path() {
-        "/" => Reply::text("fine"),
-        _ => Reply::hang_up(),
+    let origin = OriginServer::http(|asked| match asked.path() {
+        "/" => OriginReply::text("fine"),
+        _ => OriginReply::hang_up(),
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     ask(&dialer, "s", &http(HOST), "/").await.unwrap();
@@ -259,7 +259,7 @@ async fn a_request_that_was_sent_is_never_sent_again() {
 #[tokio::test]
 async fn an_http2_server_that_restarts_costs_a_later_request_nothing() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     for number in 1..=5 {
         assert_eq!(ask(&dialer, "s", &https(HOST), "/").await.unwrap(), "fine");
@@ -271,7 +271,7 @@ async fn an_http2_server_that_restarts_costs_a_later_request_nothing() {
 
 #[tokio::test]
 async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
-    let origin = Origin::http(|_| Reply::large(100_000).cut());
+    let origin = OriginServer::http(|_| OriginReply::large(100_000).cut());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
         .send(&sandbox("s"), own(&http(HOST), get("/")))
@@ -283,7 +283,7 @@ async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
 
 #[tokio::test]
 async fn a_server_that_says_close_is_not_asked_on_that_connection_again() {
-    let origin = Origin::http(|_| Reply::text("fine").closing());
+    let origin = OriginServer::http(|_| OriginReply::text("fine").closing());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for number in 1..=3 {
         ask(&dialer, "s", &http(HOST), "/").await.unwrap();
@@ -295,7 +295,7 @@ async fn a_server_that_says_close_is_not_asked_on_that_connection_again() {
 async fn a_cancelled_http1_request_closes_its_connection() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = Origin::http(move |_| Reply::text("late").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("late").held(&held));
     let dialer = Arc::new(Operator::new().dialer(HOST, origin.address(), ""));
     let asking = Arc::clone(&dialer);
     let asked = tokio::spawn(async move { ask(&asking, "s", &http(HOST), "/").await });
@@ -310,14 +310,14 @@ async fn a_cancelled_http2_request_frees_its_stream_and_leaves_the_others() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let kind = Kind {
+    let kind = OriginOptions {
         tls: Some(operator.ca.identity(&[HOST])),
         http2: true,
         streams: Some(1),
     };
-    let origin = Origin::start(kind, move |asked| match asked.path() {
-        "/held" => Reply::text("late").held(&held),
-        _ => Reply::text("fine"),
+    let origin = OriginServer::start(kind, move |asked| match asked.path() {
+        "/held" => OriginReply::text("late").held(&held),
+        _ => OriginReply::text("fine"),
     });
     let dialer = Arc::new(operator.dialer(HOST, origin.address(), ""));
     ask(&dialer, "s", &https(HOST), "/").await.unwrap();
@@ -336,7 +336,7 @@ async fn a_cancelled_http2_request_frees_its_stream_and_leaves_the_others() {
 async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
     let latch = Latch::new();
     let paused = latch.clone();
-    let origin = Origin::http(move |_| Reply::large(64 * 1024).paused(&paused));
+    let origin = OriginServer::http(move |_| OriginReply::large(64 * 1024).paused(&paused));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
         .send(&sandbox("s"), own(&http(HOST), get("/")))
@@ -350,7 +350,7 @@ async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
 #[tokio::test]
 async fn a_forgotten_sandbox_leaves_no_connection() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::text("fine"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
     ask(&dialer, "a", &https(HOST), "/").await.unwrap();
     ask(&dialer, "b", &https(HOST), "/").await.unwrap();
@@ -367,9 +367,9 @@ async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answer
     let operator = Operator::new();
     let latch = Latch::new();
     let paused = latch.clone();
-    let old = Origin::http(move |_| Reply::text("old").paused(&paused));
-    let new = Origin::http(|_| Reply::text("new"));
-    let other = Origin::http(|_| Reply::text("other"));
+    let old = OriginServer::http(move |_| OriginReply::text("old").paused(&paused));
+    let new = OriginServer::http(|_| OriginReply::text("new"));
+    let other = OriginServer::http(|_| OriginReply::text("other"));
     let lines = |first: SocketAddr| {
         format!(
             "resolve: {{{HOST}: '{first}', other.example: '{}'}}",
@@ -402,12 +402,12 @@ async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answer
 async fn a_connection_nobody_used_for_a_minute_is_closed() {
     for http2 in [false, true] {
         let operator = Operator::new();
-        let kind = Kind {
+        let kind = OriginOptions {
             tls: Some(operator.ca.identity(&[HOST])),
             http2,
             streams: None,
         };
-        let origin = Origin::start(kind, |_| Reply::text("fine"));
+        let origin = OriginServer::start(kind, |_| OriginReply::text("fine"));
         let dialer = operator.dialer(HOST, origin.address(), "");
         ask(&dialer, "s", &https(HOST), "/").await.unwrap();
         tokio::time::pause();
@@ -422,7 +422,7 @@ async fn a_connection_nobody_used_for_a_minute_is_closed() {
 
 #[tokio::test]
 async fn a_sandbox_keeps_only_so_many_connections() {
-    let origin = Origin::http(|_| Reply::text("fine"));
+    let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let operator = Operator::new();
     let names: Vec<String> = (0..300)
         .map(|number| format!("h{number}.example"))
@@ -451,7 +451,7 @@ async fn a_sandbox_keeps_only_so_many_connections() {
 async fn requests_beyond_what_a_host_may_have_wait_for_a_place() {
     let latch = Latch::new();
     let held = latch.clone();
-    let origin = Origin::http(move |_| Reply::text("fine").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("fine").held(&held));
     let dialer = Operator::new().dialer(HOST, origin.address(), "timeouts: {connect: 20s}");
     let dialer = Arc::new(dialer);
     let asked: Vec<_> = (0..256)

@@ -1,6 +1,6 @@
 //! Connections that become something else.
 
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
@@ -19,7 +19,9 @@ fn upgrade() -> Request<Content> {
 #[tokio::test]
 async fn a_switched_connection_carries_bytes_both_ways() {
     let operator = Operator::new();
-    let origin = Origin::https(operator.ca.identity(&[HOST]), |_| Reply::echo("websocket"));
+    let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| {
+        OriginReply::echo("websocket")
+    });
     let dialer = operator.dialer(HOST, origin.address(), "");
     let answer = dialer
         .open(&sandbox("one"), &https(HOST))
@@ -47,7 +49,7 @@ async fn a_switched_connection_carries_bytes_both_ways() {
 
 #[tokio::test]
 async fn a_server_that_will_not_switch_answers_as_usual() {
-    let origin = Origin::http(|_| Reply::status(403).header("why", "closed"));
+    let origin = OriginServer::http(|_| OriginReply::status(403).header("why", "closed"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let answer = dialer
         .open(&sandbox("one"), &http(HOST))
@@ -63,7 +65,7 @@ async fn a_server_that_will_not_switch_answers_as_usual() {
 
 #[tokio::test]
 async fn a_server_that_switches_unasked_has_broken_the_connection() {
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         use std::io::{Read, Write};
         let _read = stream.read(&mut [0; 4096]);
         let _sent = stream.write_all(

@@ -8,18 +8,18 @@ use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 use policy::reason::Reason;
 use policy::verdict::Word;
-use testkit::resolver::{Data, Record, Reply, record};
+use testkit::resolver::{DnsRecord, DnsReply, RecordData, record};
 
 use super::place::{A, AAAA, LONG, Place, TXT, settings};
 
 const PUBLIC: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 
-fn a(name: &str) -> Record {
-    record(name, Data::A(PUBLIC))
+fn a(name: &str) -> DnsRecord {
+    record(name, RecordData::A(PUBLIC))
 }
 
-fn alias(name: &str, to: &str) -> Record {
-    record(name, Data::Cname(to.to_owned()))
+fn alias(name: &str, to: &str) -> DnsRecord {
+    record(name, RecordData::Cname(to.to_owned()))
 }
 
 fn short(limits: &mut egress::dns::Limits) {
@@ -29,9 +29,11 @@ fn short(limits: &mut egress::dns::Limits) {
 #[tokio::test]
 async fn an_allowed_name_is_asked_for_in_our_words_and_answered_in_theirs() {
     let place = Place::new();
-    place
-        .resolver
-        .tell("allowed.test", A, Reply::Records(vec![a("allowed.test")]));
+    place.resolver.set_reply(
+        "allowed.test",
+        A,
+        DnsReply::Records(vec![a("allowed.test")]),
+    );
     let heard = place.ask("ALLOWED.tEst", A).await;
     assert_eq!(heard.code, ResponseCode::NoError);
     assert_eq!(heard.addresses, [IpAddr::from(PUBLIC)]);
@@ -42,7 +44,7 @@ async fn an_allowed_name_is_asked_for_in_our_words_and_answered_in_theirs() {
     assert_eq!(event.method.as_deref(), Some("A"));
     assert_eq!(event.rule.unwrap().as_str(), "allowlist:allowed.test");
 
-    let asked = place.resolver.asked();
+    let asked = place.resolver.queries();
     assert_eq!(asked.len(), 1);
     assert_eq!(asked[0].name, "allowed.test", "lower case");
     let text = String::from_utf8_lossy(&asked[0].message).into_owned();
@@ -61,19 +63,19 @@ async fn no_query_leaves_for_a_denied_name() {
         assert_eq!(heard.code, ResponseCode::NXDomain, "{name}");
         assert_eq!(heard.event.unwrap().verdict, Some(Word::Deny));
     }
-    assert_eq!(place.resolver.asked(), []);
+    assert_eq!(place.resolver.queries(), []);
 }
 
 #[tokio::test]
 async fn hints_for_other_protocols_stay_here_and_listed_types_do_not() {
     let place = Place::new();
-    let text = record("allowed.test", Data::Txt("v=spf1".to_owned()));
+    let text = record("allowed.test", RecordData::Txt("v=spf1".to_owned()));
     place
         .resolver
-        .tell("allowed.test", TXT, Reply::Records(vec![text]));
+        .set_reply("allowed.test", TXT, DnsReply::Records(vec![text]));
     let heard = place.ask("allowed.test", 65).await;
     assert_eq!((heard.code, heard.event), (ResponseCode::NoError, None));
-    assert_eq!(place.resolver.asked(), []);
+    assert_eq!(place.resolver.queries(), []);
     assert_eq!(
         place.ask("allowed.test", 15).await.code,
         ResponseCode::Refused
@@ -92,7 +94,7 @@ async fn aliases_are_flattened_wherever_they_lead() {
     let whole = [chain.clone(), vec![a("node.cdn.example")]].concat();
     place
         .resolver
-        .tell("allowed.test", A, Reply::Records(whole));
+        .set_reply("allowed.test", A, DnsReply::Records(whole));
     let heard = place.ask("allowed.test", A).await;
     assert_eq!(heard.addresses, [IpAddr::from(PUBLIC)]);
     let event = heard.event.unwrap();
@@ -102,14 +104,14 @@ async fn aliases_are_flattened_wherever_they_lead() {
     let six = "2001:db8::7".parse().unwrap();
     place
         .resolver
-        .tell("allowed.test", AAAA, Reply::Records(chain));
-    let last = record("node.cdn.example", Data::Aaaa(six));
+        .set_reply("allowed.test", AAAA, DnsReply::Records(chain));
+    let last = record("node.cdn.example", RecordData::Aaaa(six));
     place
         .resolver
-        .tell("node.cdn.example", AAAA, Reply::Records(vec![last]));
+        .set_reply("node.cdn.example", AAAA, DnsReply::Records(vec![last]));
     let heard = place.ask("allowed.test", AAAA).await;
     assert_eq!(heard.addresses, [IpAddr::from(six)]);
-    let asked = place.resolver.asked();
+    let asked = place.resolver.queries();
     assert_eq!(asked.last().unwrap().name, "node.cdn.example");
 
     // That a name is behind an alias does not let the agent ask for it.
@@ -130,7 +132,7 @@ async fn an_alias_of_a_name_that_the_operator_denied_does_not_exist_and_nobody_a
     ] {
         place
             .resolver
-            .tell("allowed.test", kind, Reply::Records(reply));
+            .set_reply("allowed.test", kind, DnsReply::Records(reply));
         let heard = place.ask("allowed.test", kind).await;
         assert_eq!(heard.code, ResponseCode::NXDomain);
         let event = heard.event.unwrap();
@@ -139,7 +141,7 @@ async fn an_alias_of_a_name_that_the_operator_denied_does_not_exist_and_nobody_a
     }
     let heard = place.ask("evil.wild.test", A).await;
     assert_eq!(heard.code, ResponseCode::NXDomain);
-    let asked = place.resolver.asked();
+    let asked = place.resolver.queries();
     assert!(
         asked.iter().all(|asked| asked.name == "allowed.test"),
         "{asked:?}"
@@ -150,11 +152,11 @@ async fn an_alias_of_a_name_that_the_operator_denied_does_not_exist_and_nobody_a
 async fn an_address_behind_an_alias_is_judged_like_any_other() {
     let holes = "  allow_private: [{host: edge.example, cidr: 10.1.0.0/16}]\n";
     let place = Place::with(holes, |_| {});
-    let inside = record("edge.example", Data::A([10, 1, 2, 3].into()));
+    let inside = record("edge.example", RecordData::A([10, 1, 2, 3].into()));
     let reply = vec![alias("allowed.test", "edge.example"), inside];
     place
         .resolver
-        .tell("allowed.test", A, Reply::Records(reply));
+        .set_reply("allowed.test", A, DnsReply::Records(reply));
     let heard = place.ask("allowed.test", A).await;
     assert!(heard.addresses.is_empty(), "the hole is another name's");
     assert_eq!(heard.event.unwrap().reason, Some(Reason::AddressClass));
@@ -169,7 +171,7 @@ async fn aliases_in_a_circle_or_without_end_fail() {
     ];
     place
         .resolver
-        .tell("allowed.test", A, Reply::Records(circle));
+        .set_reply("allowed.test", A, DnsReply::Records(circle));
     assert_eq!(
         place.ask("allowed.test", A).await.code,
         ResponseCode::ServFail
@@ -178,13 +180,13 @@ async fn aliases_in_a_circle_or_without_end_fail() {
         let (from, to) = (format!("n{n}.wild.test"), format!("n{}.wild.test", n + 1));
         place
             .resolver
-            .tell(&from, A, Reply::Records(vec![alias(&from, &to)]));
+            .set_reply(&from, A, DnsReply::Records(vec![alias(&from, &to)]));
     }
     assert_eq!(
         place.ask("n0.wild.test", A).await.code,
         ResponseCode::ServFail
     );
-    assert!(place.resolver.asked().len() < 20);
+    assert!(place.resolver.queries().len() < 20);
 }
 
 #[tokio::test]
@@ -192,12 +194,12 @@ async fn records_that_were_not_asked_for_are_left_behind() {
     let place = Place::new();
     let reply = vec![
         a("allowed.test"),
-        record("other.test", Data::A(Ipv4Addr::new(203, 0, 113, 66))),
-        record("allowed.test", Data::Txt("psst".to_owned())),
+        record("other.test", RecordData::A(Ipv4Addr::new(203, 0, 113, 66))),
+        record("allowed.test", RecordData::Txt("psst".to_owned())),
     ];
     place
         .resolver
-        .tell("allowed.test", A, Reply::Records(reply));
+        .set_reply("allowed.test", A, DnsReply::Records(reply));
     let heard = place.ask("allowed.test", A).await;
     assert_eq!(heard.addresses, [IpAddr::from(PUBLIC)]);
     assert!(heard.texts.is_empty());
@@ -217,10 +219,10 @@ async fn an_address_that_is_never_dialled_is_not_told() {
     .enumerate()
     {
         let name = format!("n{n}.wild.test");
-        let bad = record(&name, Data::A(ip.parse().unwrap()));
+        let bad = record(&name, RecordData::A(ip.parse().unwrap()));
         place
             .resolver
-            .tell(&name, A, Reply::Records(vec![a(&name), bad]));
+            .set_reply(&name, A, DnsReply::Records(vec![a(&name), bad]));
         let heard = place.ask(&name, A).await;
         assert_eq!(heard.code, ResponseCode::NoError);
         assert!(heard.addresses.is_empty(), "{ip}");
@@ -233,8 +235,10 @@ async fn an_address_that_is_never_dialled_is_not_told() {
         .enumerate()
     {
         let name = format!("six{n}.wild.test");
-        let bad = record(&name, Data::Aaaa(ip.parse().unwrap()));
-        place.resolver.tell(&name, AAAA, Reply::Records(vec![bad]));
+        let bad = record(&name, RecordData::Aaaa(ip.parse().unwrap()));
+        place
+            .resolver
+            .set_reply(&name, AAAA, DnsReply::Records(vec![bad]));
         let heard = place.ask(&name, AAAA).await;
         assert!(heard.addresses.is_empty(), "{ip}");
         let reason = heard.event.unwrap().reason;
@@ -247,39 +251,40 @@ async fn an_exact_hole_lets_a_private_address_through() {
     let holes = "  allow_private: [{host: allowed.test, cidr: 10.1.0.0/16}]\n  \
                  resolve: {cdn.test: '192.168.7.7:8443', 'x.wild.test:8443': '192.168.7.8:1'}\n";
     let place = Place::with(holes, |_| {});
-    let private = |name: &str, ip: [u8; 4]| Reply::Records(vec![record(name, Data::A(ip.into()))]);
+    let private =
+        |name: &str, ip: [u8; 4]| DnsReply::Records(vec![record(name, RecordData::A(ip.into()))]);
     place
         .resolver
-        .tell("allowed.test", A, private("allowed.test", [10, 1, 2, 3]));
+        .set_reply("allowed.test", A, private("allowed.test", [10, 1, 2, 3]));
     place
         .resolver
-        .tell("y.wild.test", A, private("y.wild.test", [10, 1, 2, 3]));
+        .set_reply("y.wild.test", A, private("y.wild.test", [10, 1, 2, 3]));
     place
         .resolver
-        .tell("x.wild.test", A, private("x.wild.test", [192, 168, 7, 8]));
+        .set_reply("x.wild.test", A, private("x.wild.test", [192, 168, 7, 8]));
     let open: Vec<IpAddr> = vec![[10, 1, 2, 3].into()];
     assert_eq!(place.ask("allowed.test", A).await.addresses, open);
     assert!(place.ask("y.wild.test", A).await.addresses.is_empty());
     let fixed: Vec<IpAddr> = vec![[192, 168, 7, 8].into()];
     assert_eq!(place.ask("x.wild.test", A).await.addresses, fixed);
 
-    let before = place.resolver.asked().len();
+    let before = place.resolver.queries().len();
     let fixed: Vec<IpAddr> = vec![[192, 168, 7, 7].into()];
     assert_eq!(place.ask("cdn.test", A).await.addresses, fixed);
     assert!(place.ask("cdn.test", AAAA).await.addresses.is_empty());
-    assert_eq!(place.resolver.asked().len(), before, "nobody was asked");
+    assert_eq!(place.resolver.queries().len(), before, "nobody was asked");
 }
 
 #[tokio::test]
 async fn an_answer_is_remembered_for_a_while_and_judged_each_time() {
     let place = Place::new();
-    let long = Record {
+    let long = DnsRecord {
         ttl: 86_400,
         ..a("allowed.test")
     };
     place
         .resolver
-        .tell("allowed.test", A, Reply::Records(vec![long]));
+        .set_reply("allowed.test", A, DnsReply::Records(vec![long]));
     assert_eq!(
         place.ask("allowed.test", A).await.ttl,
         Some(300),
@@ -288,7 +293,7 @@ async fn an_answer_is_remembered_for_a_while_and_judged_each_time() {
     let again = place.ask("allowed.test", A).await;
     assert!(again.ttl.is_some_and(|ttl| (1..=300).contains(&ttl)));
     assert_eq!(again.event.unwrap().verdict, Some(Word::Allow));
-    assert_eq!(place.resolver.asked().len(), 1);
+    assert_eq!(place.resolver.queries().len(), 1);
     let kind = Some(RecordType::A);
     assert_eq!(place.metrics.count_of(Outcome::Forwarded, kind), 1);
     assert_eq!(place.metrics.count_of(Outcome::Cached, kind), 1);
@@ -297,7 +302,7 @@ async fn an_answer_is_remembered_for_a_while_and_judged_each_time() {
     tokio::time::advance(Duration::from_secs(301)).await;
     tokio::time::resume();
     place.ask("allowed.test", A).await;
-    assert_eq!(place.resolver.asked().len(), 2);
+    assert_eq!(place.resolver.queries().len(), 2);
 
     place.reload(config::Settings::default());
     assert_eq!(
@@ -311,11 +316,13 @@ async fn no_sandbox_is_answered_from_what_another_asked() {
     let place = Place::with("", |limits| limits.cached = 2);
     let two = policy::id::SandboxId::parse("two").unwrap();
     for name in ["allowed.test", "cdn.test", "n.wild.test"] {
-        place.resolver.tell(name, A, Reply::Records(vec![a(name)]));
+        place
+            .resolver
+            .set_reply(name, A, DnsReply::Records(vec![a(name)]));
     }
     place.ask("allowed.test", A).await;
     place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
-    assert_eq!(place.resolver.asked().len(), 2, "each asked for itself");
+    assert_eq!(place.resolver.queries().len(), 2, "each asked for itself");
     let kind = Some(RecordType::A);
     assert_eq!(place.metrics.count_of(Outcome::Cached, kind), 0);
 
@@ -323,49 +330,51 @@ async fn no_sandbox_is_answered_from_what_another_asked() {
     for name in ["cdn.test", "n.wild.test"] {
         place.ask_as(&two, Transport::Udp, name, A).await;
     }
-    let before = place.resolver.asked().len();
+    let before = place.resolver.queries().len();
     place.ask("allowed.test", A).await;
-    assert_eq!(place.resolver.asked().len(), before, "remembered");
+    assert_eq!(place.resolver.queries().len(), before, "remembered");
     place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
-    assert_eq!(place.resolver.asked().len(), before + 1, "made room");
+    assert_eq!(place.resolver.queries().len(), before + 1, "made room");
 
     // One that is gone takes along what it was told.
     place.names.prune(|sandbox| *sandbox == two);
     place.ask_as(&two, Transport::Udp, "allowed.test", A).await;
     place.ask("allowed.test", A).await;
-    assert_eq!(place.resolver.asked().len(), before + 2);
+    assert_eq!(place.resolver.queries().len(), before + 2);
 }
 
 #[tokio::test]
 async fn nothing_is_remembered_briefly() {
     let place = Place::new();
-    place.resolver.tell("allowed.test", A, Reply::Nothing);
+    place
+        .resolver
+        .set_reply("allowed.test", A, DnsReply::Nothing);
     assert_eq!(
         place.ask("allowed.test", A).await.code,
         ResponseCode::NoError
     );
     assert_eq!(place.ask("cdn.test", A).await.code, ResponseCode::NXDomain);
     assert_eq!(place.ask("cdn.test", A).await.code, ResponseCode::NXDomain);
-    assert_eq!(place.resolver.asked().len(), 2);
+    assert_eq!(place.resolver.queries().len(), 2);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(31)).await;
     tokio::time::resume();
     place.ask("cdn.test", A).await;
-    assert_eq!(place.resolver.asked().len(), 3);
+    assert_eq!(place.resolver.queries().len(), 3);
 }
 
 #[tokio::test]
 async fn an_answer_that_was_cut_on_the_way_is_fetched_whole() {
     let place = Place::new();
-    let many = (0..60).map(|n| record("allowed.test", Data::A([203, 0, 113, n].into())));
+    let many = (0..60).map(|n| record("allowed.test", RecordData::A([203, 0, 113, n].into())));
     place
         .resolver
-        .tell("allowed.test", A, Reply::Cut(many.collect()));
+        .set_reply("allowed.test", A, DnsReply::Cut(many.collect()));
     let heard = place.ask_over(Transport::Tcp, "allowed.test", A).await;
     assert_eq!((heard.cut, heard.addresses.len()), (false, 60));
     let over: Vec<bool> = place
         .resolver
-        .asked()
+        .queries()
         .iter()
         .map(|asked| asked.tcp)
         .collect();
@@ -375,7 +384,9 @@ async fn an_answer_that_was_cut_on_the_way_is_fetched_whole() {
 #[tokio::test]
 async fn a_silent_resolver_costs_no_more_than_the_deadline() {
     let place = Place::with("", short);
-    place.resolver.tell("allowed.test", A, Reply::Silence);
+    place
+        .resolver
+        .set_reply("allowed.test", A, DnsReply::Silence);
     let heard = tokio::time::timeout(LONG, place.ask("allowed.test", A))
         .await
         .unwrap();
@@ -385,9 +396,11 @@ async fn a_silent_resolver_costs_no_more_than_the_deadline() {
     assert!(event.ms.get("dns").unwrap() < 5_000.0, "{:?}", event.ms);
 
     // It is not held against the name.
-    place
-        .resolver
-        .tell("allowed.test", A, Reply::Records(vec![a("allowed.test")]));
+    place.resolver.set_reply(
+        "allowed.test",
+        A,
+        DnsReply::Records(vec![a("allowed.test")]),
+    );
     assert_eq!(
         place.ask("allowed.test", A).await.addresses,
         [IpAddr::from(PUBLIC)]
@@ -397,8 +410,8 @@ async fn a_silent_resolver_costs_no_more_than_the_deadline() {
 #[tokio::test]
 async fn a_resolver_that_fails_is_gone_or_talks_nonsense_is_a_failure() {
     let place = Place::with("", short);
-    for reply in [Reply::Failure, Reply::Garbage] {
-        place.resolver.tell("allowed.test", A, reply.clone());
+    for reply in [DnsReply::Failure, DnsReply::Garbage] {
+        place.resolver.set_reply("allowed.test", A, reply.clone());
         let heard = place.ask("allowed.test", A).await;
         assert_eq!(heard.code, ResponseCode::ServFail, "{reply:?}");
     }
@@ -430,7 +443,7 @@ async fn names_that_carry_data_out_run_dry() {
             "{n}"
         );
     }
-    assert_eq!(place.resolver.asked().len(), 5);
+    assert_eq!(place.resolver.queries().len(), 5);
 }
 
 #[tokio::test]
@@ -439,7 +452,10 @@ async fn new_settings_ask_the_new_resolver() {
     let other = testkit::resolver::Resolver::start();
     place.reload(settings(other.address(), ""));
     place.ask("allowed.test", A).await;
-    assert_eq!((place.resolver.asked().len(), other.asked().len()), (0, 1));
+    assert_eq!(
+        (place.resolver.queries().len(), other.queries().len()),
+        (0, 1)
+    );
 }
 
 #[tokio::test]
@@ -458,6 +474,6 @@ async fn one_dead_resolver_of_two_is_not_noticed() {
 }
 
 fn known_by(place: &Place) {
-    let reply = Reply::Records(vec![a("allowed.test")]);
-    place.resolver.tell("allowed.test", A, reply);
+    let reply = DnsReply::Records(vec![a("allowed.test")]);
+    place.resolver.set_reply("allowed.test", A, reply);
 }

@@ -15,16 +15,16 @@ use policy::identity::Lookup;
 use policy::ports::{AuditSink, Registry};
 use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
-use testkit::resolver::{Data, Reply, record};
+use testkit::resolver::{DnsReply, RecordData, record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::place::{A, Heard, LONG, Place, Served, hear, one, query, settings, until};
 
 fn known(place: &Place) {
-    let public = Data::A([203, 0, 113, 7].into());
-    let reply = Reply::Records(vec![record("allowed.test", public)]);
-    place.resolver.tell("allowed.test", A, reply);
+    let public = RecordData::A([203, 0, 113, 7].into());
+    let reply = DnsReply::Records(vec![record("allowed.test", public)]);
+    place.resolver.set_reply("allowed.test", A, reply);
 }
 
 /// Queries with their lengths in front.
@@ -74,7 +74,7 @@ async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
     for n in 0..3 {
         place
             .resolver
-            .tell(&format!("n{n}.wild.test"), A, Reply::Silence);
+            .set_reply(&format!("n{n}.wild.test"), A, DnsReply::Silence);
     }
     let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
@@ -183,7 +183,9 @@ async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
     assert_eq!(heard[0], (ResponseCode::NoError, 1));
 
     // A quick answer does not wait for a slow one.
-    place.resolver.tell("slow.wild.test", A, Reply::Silence);
+    place
+        .resolver
+        .set_reply("slow.wild.test", A, DnsReply::Silence);
     let both = framed(&[query("slow.wild.test", A), query("evil.test", A)]);
     stream.write_all(&both).await.unwrap();
     stream.shutdown().await.unwrap();

@@ -263,7 +263,11 @@ async fn a_push_that_the_reader_finds_clean_goes_upstream_whole() {
     assert_eq!(given.len(), 1);
     assert_eq!(given[0].pack.as_deref(), Some(&place.pack()[..]));
     assert!(given[0].case.scan && given[0].bases.is_empty());
-    assert_eq!(place.forge.asked().len(), 1, "nothing had to be compared");
+    assert_eq!(
+        place.forge.requests().len(),
+        1,
+        "nothing had to be compared"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -302,7 +306,7 @@ async fn what_upstream_has_is_fetched_without_files_where_it_must_be_compared() 
     git(&scratch, &["cat-file", "-e", &main]);
 
     // The gate asked with what the client sent, and what it asked is on record.
-    let asked = place.forge.asked();
+    let asked = place.forge.requests();
     assert_eq!(asked.len(), 3, "{asked:?}");
     assert!(
         asked
@@ -396,7 +400,7 @@ async fn refs_are_judged_before_anybody_reads() {
         "{said}"
     );
     assert!(place.reader.given.lock().unwrap().is_empty());
-    assert!(place.forge.asked().is_empty());
+    assert!(place.forge.requests().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::Word;
 use serde_json::{Value, json};
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use crate::stand_ins::{Records, Row, connect, parts, reload, sandbox};
@@ -57,16 +57,16 @@ decision := {"allow": true} if {
 
 struct Place {
     directory: tempfile::TempDir,
-    origin: Origin,
+    origin: OriginServer,
     traffic: Arc<Services>,
     records: Arc<Records>,
 }
 
 impl Place {
     /// A gate with the policy above; `policies` stands below `policies:` in its settings.
-    fn new(policies: &str, answer: impl Fn() -> Reply + Send + Sync + 'static) -> Self {
+    fn new(policies: &str, answer: impl Fn() -> OriginReply + Send + Sync + 'static) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let origin = Origin::http(move |_| answer());
+        let origin = OriginServer::http(move |_| answer());
         std::fs::create_dir(directory.path().join("mine")).unwrap();
         std::fs::write(directory.path().join("mine/policy.rego"), POLICY).unwrap();
         let many: Vec<u32> = (0..200).collect();
@@ -123,7 +123,7 @@ impl Place {
     }
 }
 
-fn settings(directory: &std::path::Path, origin: &Origin, policies: &str) -> Settings {
+fn settings(directory: &std::path::Path, origin: &OriginServer, policies: &str) -> Settings {
     let path = directory.join("palisade.yaml");
     let text = format!(
         "version: \"1.0\"\negress:\n  domains: [{{host: api.example, ports: [80, 443]}}, pinned.example]\n  \
@@ -139,7 +139,7 @@ const ENFORCED: &str = "  bundles: [{id: mine, path: mine, entrypoint: http/auth
 
 #[tokio::test]
 async fn a_policy_decides_after_the_allowlist_and_is_named() {
-    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     assert_eq!(place.get("/ok").await, (200, "hello".to_owned()));
     assert_eq!(place.get("/metadata").await.0, 200);
     let allowed = place.records();
@@ -176,7 +176,7 @@ async fn a_policy_decides_after_the_allowlist_and_is_named() {
 
 #[tokio::test]
 async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() {
-    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     assert_eq!(place.get("/slow").await.0, 200);
     let text = std::fs::read_to_string(place.directory.path().join("palisade.yaml")).unwrap();
     let text = text.replace("timeout: 5s", "timeout: 200ms");
@@ -191,7 +191,7 @@ async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() 
 #[tokio::test]
 async fn fail_open_lets_an_error_pass_and_nothing_else() {
     let place = Place::new(&format!("  fail_open: true\n{ENFORCED}"), || {
-        Reply::text("hello")
+        OriginReply::text("hello")
     });
     assert_eq!(place.get("/shape").await.0, 200);
     // It is written down that nobody judged it.
@@ -210,7 +210,7 @@ async fn fail_open_lets_an_error_pass_and_nothing_else() {
 #[tokio::test]
 async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
     let logged = "  bundles: [{id: mine, path: mine, entrypoint: http/authz, mode: log}]\n";
-    let place = Place::new(logged, || Reply::text("hello"));
+    let place = Place::new(logged, || OriginReply::text("hello"));
     assert_eq!(place.get("/why").await.0, 200);
     let records = place.records();
     let [logged, request] = records.as_slice() else {
@@ -231,7 +231,7 @@ async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
 
 #[tokio::test]
 async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
-    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let file = place.directory.path().join("mine/policy.rego");
     std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
     let error = reload(&place.traffic, place.settings(ENFORCED)).unwrap_err();
@@ -270,7 +270,7 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
 async fn a_reload_ends_what_the_new_policy_does_not_allow() {
     let latch = Latch::new();
     let held = latch.clone();
-    let place = Place::new(ENFORCED, move || Reply::text("hello").paused(&held));
+    let place = Place::new(ENFORCED, move || OriginReply::text("hello").paused(&held));
     let mut client = place.connect();
     let request = "GET http://api.example/ok HTTP/1.1\r\nHost: api.example\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
@@ -293,7 +293,7 @@ async fn a_reload_ends_what_the_new_policy_does_not_allow() {
 
 #[tokio::test]
 async fn a_trial_asks_the_policy_too() {
-    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let rules = place.traffic.policy().load();
     let row = Arc::new(Row::of(&sandbox()));
     let ask = async |path: &str, registration: Option<Arc<Registration>>| {
@@ -349,7 +349,7 @@ pub(crate) fn hello(name: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
-    let place = Place::new(ENFORCED, || Reply::text("hello"));
+    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let pinned = || Some((Host::parse("pinned.example").unwrap(), 443));
     let said = |records: &[AuditEvent]| {
         let one = records.first()?;

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use control::body::Purpose;
 use serde_json::Value;
-use workbench::client::{Client, ClientError};
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::BashRequest;
-use workbench::tools::bash::{Event, Said, Stream};
+use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 use crate::cli::{Global, block_on, enter, remote, sandbox_lookup};
 use crate::exit::{Exit, Failure};
@@ -56,7 +56,7 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
         // On record, as every command inside.
         enter::begin_session(&gate, &place, Purpose::Exec).await?;
         let client = if place.is_elsewhere() {
-            Client::of(&remote::settings(&place.id, global)?)?
+            WorkbenchClient::of(&remote::settings(&place.id, global)?)?
         } else {
             control::workbench::client(&enter::backend(&paths), &place.id)?
         };
@@ -67,8 +67,8 @@ fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
 
 /// What a tool says comes from inside.
 fn in_safe_words(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast::<ClientError>() {
-        Ok(ClientError::Refused(sentence)) => {
+    match error.downcast::<WorkbenchClientError>() {
+        Ok(WorkbenchClientError::Refused(sentence)) => {
             Failure::new(Exit::Failed, output::safe(&sentence)).into()
         }
         Ok(other) => other.into(),
@@ -76,7 +76,7 @@ fn in_safe_words(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-async fn ask(client: &Client, tool: &str, request: &Value) -> Result<Exit> {
+async fn ask(client: &WorkbenchClient, tool: &str, request: &Value) -> Result<Exit> {
     if tool != "bash" {
         output::print_json(&client.call_tool(tool, request).await?)?;
         return Ok(Exit::Ok);
@@ -86,23 +86,23 @@ async fn ask(client: &Client, tool: &str, request: &Value) -> Result<Exit> {
     let mut said = client.bash(&request).await?;
     loop {
         match said.next().await? {
-            Event::Output(stream, said) => {
+            CommandEvent::Output(stream, said) => {
                 let bytes = match said {
-                    Said::Text(text) => text.into_bytes(),
-                    Said::Bytes(bytes) => bytes,
+                    OutputChunk::Text(text) => text.into_bytes(),
+                    OutputChunk::Bytes(bytes) => bytes,
                 };
                 match stream {
-                    Stream::Stdout => output::write_out(&bytes)?,
-                    Stream::Stderr => std::io::stderr().lock().write_all(&bytes)?,
+                    CommandStream::Stdout => output::write_out(&bytes)?,
+                    CommandStream::Stderr => std::io::stderr().lock().write_all(&bytes)?,
                 }
             }
-            Event::Done {
+            CommandEvent::Done {
                 timed_out: true, ..
             } => return Ok(Exit::TimedOut),
-            Event::Done { exit_code, .. } => {
+            CommandEvent::Done { exit_code, .. } => {
                 return Ok(Exit::Command(u8::try_from(exit_code).unwrap_or(1)));
             }
-            Event::Failed(why) => return Err(ClientError::Refused(why).into()),
+            CommandEvent::Failed(why) => return Err(WorkbenchClientError::Refused(why).into()),
         }
     }
 }

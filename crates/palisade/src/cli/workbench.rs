@@ -11,11 +11,11 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use workbench::door::{Door, Guard};
-use workbench::root::{Reach, Root};
-use workbench::serve::{self, Listener};
-use workbench::tools::Tools;
-use workbench::tools::bash::Leash;
+use workbench::http_service::{BearerAuth, WorkbenchService};
+use workbench::root::{PathScope, WorkspaceRoot};
+use workbench::serve::{self, WorkbenchListener};
+use workbench::tools::WorkspaceTools;
+use workbench::tools::bash::GuardProgram;
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -128,8 +128,8 @@ struct Wish {
     socket: Option<(PathBuf, u32)>,
     tcp: Option<(IpAddr, u16)>,
     root: PathBuf,
-    guard: Guard,
-    reach: Reach,
+    guard: BearerAuth,
+    reach: PathScope,
 }
 
 impl Wish {
@@ -141,8 +141,8 @@ impl Wish {
                 socket: None,
                 tcp: None,
                 root: args.workspace_root.clone(),
-                guard: Guard::default(),
-                reach: Reach::Workspace,
+                guard: BearerAuth::default(),
+                reach: PathScope::Workspace,
             });
         }
         let wrong = |why: &str| Failure::new(Exit::Usage, why.to_owned());
@@ -174,16 +174,16 @@ impl Wish {
             return Err(wrong(why).into());
         }
         let reach = if args.allow_outside_workspace_root {
-            Reach::Everywhere
+            PathScope::Everywhere
         } else {
-            Reach::Workspace
+            PathScope::Workspace
         };
         Ok(Self {
             inherited: false,
             socket,
             tcp,
             root: args.workspace_root.clone(),
-            guard: Guard {
+            guard: BearerAuth {
                 token,
                 required: args.require_auth,
             },
@@ -205,34 +205,37 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let root = open_root(&wish.root, wish.reach)?;
-    let leash = Leash {
-        words: vec!["/proc/self/exe".into(), LEASH.into()],
+    let leash = GuardProgram {
+        argv: vec!["/proc/self/exe".into(), LEASH.into()],
         stop: stop.clone(),
     };
     let is_open = wish.guard.token.is_none();
-    let door = Arc::new(Door::new(Tools::new(root, leash), wish.guard));
+    let service = Arc::new(WorkbenchService::new(
+        WorkspaceTools::new(root, leash),
+        wish.guard,
+    ));
     let mut listeners = Vec::new();
     if wish.inherited {
-        listeners.push(Listener::inherited().context("the input is no listening socket")?);
+        listeners.push(WorkbenchListener::inherited().context("the input is no listening socket")?);
     }
     if let Some((path, mode)) = &wish.socket {
-        listeners.push(Listener::unix(path, *mode).await?);
+        listeners.push(WorkbenchListener::unix(path, *mode).await?);
     }
     if let Some((host, port)) = wish.tcp {
-        listeners.push(Listener::tcp(&host.to_string(), port).await?);
+        listeners.push(WorkbenchListener::tcp(&host.to_string(), port).await?);
         if is_open && !host.is_loopback() {
             output::say(
                 "palisade: every client that reaches this port can run commands; set a token",
             );
         }
     }
-    let addresses: Vec<String> = listeners.iter().map(Listener::address).collect();
+    let addresses: Vec<String> = listeners.iter().map(WorkbenchListener::address).collect();
     if global.json {
         output::print_json(&json!({ "status": "listening", "addresses": addresses }))?;
     } else {
         output::say(&format!("workbench listening on {}", addresses.join(", ")));
     }
-    let serving = serve_all(listeners, door, stop.clone());
+    let serving = serve_all(listeners, service, stop.clone());
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => {}
@@ -245,14 +248,19 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
-fn open_root(path: &Path, reach: Reach) -> Result<Root> {
-    Root::open(path, reach).with_context(|| format!("cannot open the workspace {}", path.display()))
+fn open_root(path: &Path, reach: PathScope) -> Result<WorkspaceRoot> {
+    WorkspaceRoot::open(path, reach)
+        .with_context(|| format!("cannot open the workspace {}", path.display()))
 }
 
-async fn serve_all(listeners: Vec<Listener>, door: Arc<Door>, stop: CancellationToken) {
+async fn serve_all(
+    listeners: Vec<WorkbenchListener>,
+    service: Arc<WorkbenchService>,
+    stop: CancellationToken,
+) {
     let all = TaskTracker::new();
     for listener in listeners {
-        all.spawn(serve::serve(listener, Arc::clone(&door), stop.clone()));
+        all.spawn(serve::serve(listener, Arc::clone(&service), stop.clone()));
     }
     all.close();
     all.wait().await;
@@ -281,7 +289,7 @@ mod tests {
         assert_eq!(usual.socket, Some((DEFAULT_SOCKET.into(), 0o600)));
         assert_eq!(usual.tcp, None);
         assert_eq!(usual.root, Path::new("/workspace"));
-        assert_eq!(usual.reach, Reach::Workspace);
+        assert_eq!(usual.reach, PathScope::Workspace);
         let tcp = ["--tcp-host", "localhost", "--tcp-port", "80"];
         let only = wish(&tcp).unwrap();
         assert_eq!(only.socket, None);

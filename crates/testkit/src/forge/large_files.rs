@@ -1,4 +1,4 @@
-//! The forge's large files: the batch API of git-lfs and its basic transfer.
+//! LFS objects of the forge: the batch API of git-lfs and its basic transfer.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,31 +8,31 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The large files of all repositories.
+/// The LFS objects of all repositories.
 #[derive(Clone, Default)]
-pub(super) struct LargeFiles(Arc<Mutex<Kept>>);
+pub(super) struct LargeFiles(Arc<Mutex<LfsStore>>);
 
 #[derive(Default)]
-struct Kept {
+struct LfsStore {
     files: HashMap<String, Bytes>,
-    /// The host that keeps them, where it is another one.
-    elsewhere: Option<String>,
+    /// The host that stores the objects, if it is not the forge.
+    other_host: Option<String>,
 }
 
-/// What is asked.
-pub(super) enum Errand {
-    /// Where to put files, or to get them. With what stands before `/info/lfs/`.
+/// A request about LFS objects.
+pub(super) enum LfsRequest {
+    /// `objects/batch`, with the URL of the repository (the part before `/info/lfs/`).
     Batch(String),
-    /// To keep one.
+    /// Upload of the object with this id.
     Put(String),
-    /// To give one.
+    /// Download of the object with this id.
     Get(String),
-    /// Anything else, such as locks, which a server need not have.
+    /// Any other request, such as locks, which are optional.
     Other,
 }
 
-impl Errand {
-    /// What a request asks, where it is about large files.
+impl LfsRequest {
+    /// Reads the request, if it is about LFS objects.
     pub(super) fn of(head: &http::request::Parts) -> Option<Self> {
         let path = head.uri.path();
         if let Some((_, oid)) = path.rsplit_once("/gitlab-lfs/objects/") {
@@ -54,37 +54,37 @@ impl Errand {
 }
 
 impl LargeFiles {
-    pub(super) fn keep_at(&self, host: &str) {
-        self.kept().elsewhere = Some(host.to_owned());
+    pub(super) fn store_at(&self, host: &str) {
+        self.store().other_host = Some(host.to_owned());
     }
 
     pub(super) fn get(&self, oid: &str) -> Option<Bytes> {
-        self.kept().files.get(oid).cloned()
+        self.store().files.get(oid).cloned()
     }
 
-    pub(super) fn respond(&self, errand: &Errand, body: Bytes) -> Response<Bytes> {
-        match errand {
-            Errand::Batch(repository) => match serde_json::from_slice(&body) {
-                Ok(batch) => told(StatusCode::OK, &self.batch(repository, &batch)),
-                Err(error) => refused(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string()),
+    pub(super) fn respond(&self, lfs_request: &LfsRequest, body: Bytes) -> Response<Bytes> {
+        match lfs_request {
+            LfsRequest::Batch(repository) => match serde_json::from_slice(&body) {
+                Ok(batch) => json_response(StatusCode::OK, &self.batch(repository, &batch)),
+                Err(error) => error_response(StatusCode::UNPROCESSABLE_ENTITY, &error.to_string()),
             },
-            Errand::Put(oid) if *oid == name(&body) => {
-                self.kept().files.insert(oid.clone(), body);
+            LfsRequest::Put(oid) if *oid == name(&body) => {
+                self.store().files.insert(oid.clone(), body);
                 Response::new(Bytes::new())
             }
-            Errand::Put(_) => refused(StatusCode::UNPROCESSABLE_ENTITY, "not that file"),
-            Errand::Get(oid) => match self.get(oid) {
+            LfsRequest::Put(_) => error_response(StatusCode::UNPROCESSABLE_ENTITY, "not that file"),
+            LfsRequest::Get(oid) => match self.get(oid) {
                 Some(file) => Response::new(file),
-                None => refused(StatusCode::NOT_FOUND, "no such file"),
+                None => error_response(StatusCode::NOT_FOUND, "no such file"),
             },
-            Errand::Other => refused(StatusCode::NOT_FOUND, "not built"),
+            LfsRequest::Other => error_response(StatusCode::NOT_FOUND, "not built"),
         }
     }
 
-    /// For each file, where it is put or got; nothing for one to be put that is there already.
+    /// The upload or download URL of each object; no URL for an upload of an existing object.
     fn batch(&self, repository: &str, batch: &Value) -> Value {
-        let kept = self.kept();
-        let at = match &kept.elsewhere {
+        let store = self.store();
+        let at = match &store.other_host {
             Some(host) => format!("https://{host}"),
             None => repository.to_owned(),
         };
@@ -94,7 +94,7 @@ impl LargeFiles {
                 let oid = object["oid"].as_str().unwrap_or_default();
                 let size = &object["size"];
                 let action = json!({"href": format!("{at}/gitlab-lfs/objects/{oid}")});
-                match (batch["operation"] == "upload", kept.files.get(oid)) {
+                match (batch["operation"] == "upload", store.files.get(oid)) {
                     (true, None) => {
                         json!({"oid": oid, "size": size, "actions": {"upload": action}})
                     }
@@ -112,18 +112,18 @@ impl LargeFiles {
         json!({"transfer": "basic", "objects": objects})
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn store(&self) -> MutexGuard<'_, LfsStore> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a file is called: its SHA-256.
+/// The id of an object: its SHA-256.
 fn name(file: &[u8]) -> String {
     let digest = Sha256::digest(file);
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn told(status: StatusCode, value: &Value) -> Response<Bytes> {
+fn json_response(status: StatusCode, value: &Value) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(value.to_string()));
     *response.status_mut() = status;
     let kind = HeaderValue::from_static("application/vnd.git-lfs+json");
@@ -131,6 +131,6 @@ fn told(status: StatusCode, value: &Value) -> Response<Bytes> {
     response
 }
 
-fn refused(status: StatusCode, message: &str) -> Response<Bytes> {
-    told(status, &json!({"message": message}))
+fn error_response(status: StatusCode, message: &str) -> Response<Bytes> {
+    json_response(status, &json!({"message": message}))
 }

@@ -1,10 +1,10 @@
-//! What an origin answers.
+//! Replies of the origin server.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::sync::watch;
 
-/// A door that opens once: what waits behind it goes on.
+/// A latch that opens once and releases all waiting tasks.
 #[derive(Clone, Debug)]
 pub struct Latch(watch::Sender<bool>);
 
@@ -15,58 +15,58 @@ impl Default for Latch {
 }
 
 impl Latch {
-    /// A closed one.
+    /// A closed latch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets everyone through, now and later.
+    /// Opens the latch for all present and future waiters.
     pub fn open(&self) {
         self.0.send_replace(true);
     }
 
-    /// Whether it is open.
+    /// Whether the latch is open.
     pub fn is_open(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// How many wait.
+    /// The number of waiting tasks.
     pub fn waiting(&self) -> usize {
         self.0.receiver_count()
     }
 
-    /// Waits until it is open.
+    /// Waits until the latch is open.
     pub async fn passed(&self) {
         let mut seen = self.0.subscribe();
-        // The sender is `self`, so this cannot fail before it opens.
+        // The sender is `self`, so waiting cannot fail before the latch opens.
         let _open = seen.wait_for(|open| *open).await;
     }
 }
 
-/// An answer, and how it is given.
+/// A response, and how the server sends it.
 #[derive(Clone, Debug, Default)]
-pub struct Reply {
+pub struct OriginReply {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
-    /// The body again and again, until there is so much of it.
+    /// Total length; `body` is repeated up to it.
     pub(super) length: Option<u64>,
     pub(super) trailers: Option<HeaderMap>,
-    pub(super) manner: Manner,
+    pub(super) ending: Ending,
     pub(super) held: Option<Latch>,
     pub(super) paused: Option<Latch>,
 }
 
-/// How an answer ends.
+/// How a response ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum Ending {
     #[default]
     Whole,
     /// The connection breaks after the body.
     Cut,
-    /// The connection closes instead of the answer.
+    /// The connection closes instead of a response.
     HangUp,
-    /// 101, and every byte comes back.
+    /// 101, then every byte is echoed.
     Echo,
 }
 
@@ -79,7 +79,7 @@ fn header(name: &str, value: &str) -> (HeaderName, HeaderValue) {
     )
 }
 
-impl Reply {
+impl OriginReply {
     /// 200 and a text, with its length.
     pub fn text(body: impl Into<Bytes>) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Reply {
         }
     }
 
-    /// 200 and so many bytes, streamed.
+    /// 200 and `length` bytes, streamed.
     pub fn large(length: u64) -> Self {
         Self {
             body: Bytes::from_static(&[b'x'; 64 * 1024]),
@@ -106,19 +106,19 @@ impl Reply {
         }
     }
 
-    /// The connection closes where an answer was due.
+    /// Closes the connection instead of a response.
     pub fn hang_up() -> Self {
         Self {
-            manner: Manner::HangUp,
+            ending: Ending::HangUp,
             ..Self::default()
         }
     }
 
-    /// 101 to `protocol`, after which every byte comes back.
+    /// 101 to `protocol`, then every byte is echoed.
     pub fn echo(protocol: &str) -> Self {
         Self {
             status: StatusCode::SWITCHING_PROTOCOLS,
-            manner: Manner::Echo,
+            ending: Ending::Echo,
             ..Self::default()
         }
         .header("upgrade", protocol)
@@ -144,20 +144,20 @@ impl Reply {
         self
     }
 
-    /// Closes the connection when the answer is complete, and says so.
+    /// Closes the connection after the response, with `Connection: close`.
     #[must_use]
     pub fn closing(self) -> Self {
         self.header("connection", "close")
     }
 
-    /// Answers when the latch opens, and nothing before.
+    /// Sends the response when the latch opens.
     #[must_use]
     pub fn held(mut self, latch: &Latch) -> Self {
         self.held = Some(latch.clone());
         self
     }
 
-    /// Sends head and body, and ends when the latch opens.
+    /// Sends head and body, and ends the body when the latch opens.
     #[must_use]
     pub fn paused(mut self, latch: &Latch) -> Self {
         self.paused = Some(latch.clone());
@@ -167,15 +167,15 @@ impl Reply {
     /// Breaks the connection after the body, before its end.
     #[must_use]
     pub fn cut(mut self) -> Self {
-        self.manner = Manner::Cut;
+        self.ending = Ending::Cut;
         self
     }
 
-    /// Whether it must be sent piece by piece.
+    /// Whether the body must be streamed.
     pub(super) fn streams(&self) -> bool {
         self.length.is_some()
             || self.trailers.is_some()
             || self.paused.is_some()
-            || self.manner == Manner::Cut
+            || self.ending == Ending::Cut
     }
 }

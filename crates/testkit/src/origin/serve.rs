@@ -1,4 +1,4 @@
-//! The thread an origin runs on.
+//! The thread of an origin server.
 #![expect(clippy::expect_used, reason = "a test without its server cannot go on")]
 
 use std::net::TcpStream as StdStream;
@@ -20,36 +20,36 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
-use super::reply::Manner;
-use super::{Answer, Book, Kind, Origin, Received, Reply};
+use super::reply::Ending;
+use super::{Handler, OriginOptions, OriginReply, OriginRequest, OriginServer, ServerLog};
 
-/// What is kept of a request's body.
-const KEPT: usize = 1024 * 1024;
+/// Recorded bytes of a request body.
+const MAX_BODY: usize = 1024 * 1024;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// A connection is counted while this lives.
-struct Counted(Arc<Book>);
+/// Counts a connection as open until it is dropped.
+struct OpenConnection(Arc<ServerLog>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-fn count(book: &Arc<Book>) -> (Counted, usize) {
-    book.open.fetch_add(1, Ordering::SeqCst);
-    let number = book.accepted.fetch_add(1, Ordering::SeqCst);
-    (Counted(Arc::clone(book)), number)
+fn count(log: &Arc<ServerLog>) -> (OpenConnection, usize) {
+    log.open.fetch_add(1, Ordering::SeqCst);
+    let number = log.accepted.fetch_add(1, Ordering::SeqCst);
+    (OpenConnection(Arc::clone(log)), number)
 }
 
-pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> Origin {
+pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> OriginServer {
     let (hang_up, _) = watch::channel(0);
-    let book = Arc::<Book>::default();
-    let keep = Arc::clone(&book);
+    let log = Arc::<ServerLog>::default();
+    let keep = Arc::clone(&log);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
-    // It ends with the test's process: nothing can interrupt its accept.
+    // The thread ends with the test process, because accept cannot be interrupted.
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
             let (counted, number) = count(&keep);
@@ -60,16 +60,16 @@ pub(super) fn start_raw(serve: Arc<dyn Fn(StdStream, usize) + Send + Sync>) -> O
             });
         }
     });
-    Origin {
+    OriginServer {
         address,
-        book,
+        log,
         hang_up,
     }
 }
 
-pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
+pub(super) fn start(kind: OriginOptions, answer: Arc<Handler>) -> OriginServer {
     let (hang_up, closing) = watch::channel(0);
-    let book = Arc::<Book>::default();
+    let log = Arc::<ServerLog>::default();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     listener.set_nonblocking(true).expect("a listener");
@@ -80,7 +80,7 @@ pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
             .map(|identity| acceptor(identity, kind.http2)),
         streams: kind.streams,
         answer,
-        book: Arc::clone(&book),
+        log: Arc::clone(&log),
         closing,
     };
     std::thread::spawn(move || {
@@ -93,15 +93,15 @@ pub(super) fn start(kind: Kind, answer: Arc<Answer>) -> Origin {
             server.run(listener).await;
         });
     });
-    Origin {
+    OriginServer {
         address,
-        book,
+        log,
         hang_up,
     }
 }
 
-/// What speaks TLS with that certificate.
-pub(crate) fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAcceptor {
+/// A TLS acceptor with that certificate.
+pub(crate) fn acceptor(identity: &crate::ca::TlsIdentity, http2: bool) -> TlsAcceptor {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -120,8 +120,8 @@ pub(crate) fn acceptor(identity: &crate::ca::Identity, http2: bool) -> TlsAccept
 struct Server {
     tls: Option<TlsAcceptor>,
     streams: Option<u32>,
-    answer: Arc<Answer>,
-    book: Arc<Book>,
+    answer: Arc<Handler>,
+    log: Arc<ServerLog>,
     closing: watch::Receiver<u64>,
 }
 
@@ -132,7 +132,7 @@ impl Server {
             tokio::select! {
                 accepted = listener.accept() => {
                     let Ok((stream, _)) = accepted else { return };
-                    let (counted, number) = count(&self.book);
+                    let (counted, number) = count(&self.log);
                     let server = self.clone();
                     tokio::spawn(async move {
                         let _counted = counted;
@@ -162,7 +162,7 @@ impl Server {
             };
             let session = stream.get_ref().1;
             if session.handshake_kind() == Some(HandshakeKind::Resumed) {
-                self.book.resumed.fetch_add(1, Ordering::SeqCst);
+                self.log.resumed.fetch_add(1, Ordering::SeqCst);
             }
             let http2 = session.alpn_protocol() == Some(b"h2");
             self.http(stream, number, http2).await;
@@ -179,7 +179,7 @@ impl Server {
     {
         let service = service_fn(|request| self.clone().respond(request, number));
         let io = TokioIo::new(stream);
-        // A client that goes away in the middle is what tests do.
+        // Tests disconnect clients in the middle of a request on purpose.
         let _ended = if http2 {
             http2::Builder::new(TokioExecutor::new())
                 .max_concurrent_streams(self.streams)
@@ -201,14 +201,14 @@ impl Server {
     ) -> Result<Response<Body>, std::io::Error> {
         let upgrade = hyper::upgrade::on(&mut request);
         let received = receive(request, connection).await?;
-        self.book.received().push(received.clone());
+        self.log.received().push(received.clone());
         let mut reply = (self.answer)(&received);
         if let Some(latch) = &reply.held {
             latch.passed().await;
         }
-        match reply.manner {
-            Manner::HangUp => return Err(std::io::Error::other("told to hang up")),
-            Manner::Echo => {
+        match reply.ending {
+            Ending::HangUp => return Err(std::io::Error::other("the test closes this connection")),
+            Ending::Echo => {
                 tokio::spawn(async move {
                     let Ok(upgraded) = upgrade.await else { return };
                     let (mut from, mut to) = tokio::io::split(TokioIo::new(upgraded));
@@ -216,7 +216,7 @@ impl Server {
                     let _ended = tokio::io::AsyncWriteExt::shutdown(&mut to).await;
                 });
             }
-            Manner::Whole | Manner::Cut => {}
+            Ending::Whole | Ending::Cut => {}
         }
         let mut response = Response::new(());
         *response.status_mut() = reply.status;
@@ -234,14 +234,14 @@ impl Server {
 async fn receive(
     request: Request<Incoming>,
     connection: usize,
-) -> Result<Received, std::io::Error> {
+) -> Result<OriginRequest, std::io::Error> {
     let (head, mut body) = request.into_parts();
     let (mut kept, mut length, mut trailers) = (BytesMut::new(), 0, http::HeaderMap::new());
     while let Some(frame) = body.frame().await {
         match frame.map_err(std::io::Error::other)?.into_data() {
             Ok(data) => {
                 length += u64::try_from(data.len()).unwrap_or_default();
-                let room = KEPT.saturating_sub(kept.len()).min(data.len());
+                let room = MAX_BODY.saturating_sub(kept.len()).min(data.len());
                 kept.extend_from_slice(&data.slice(..room));
             }
             Err(frame) => {
@@ -251,7 +251,7 @@ async fn receive(
             }
         }
     }
-    Ok(Received {
+    Ok(OriginRequest {
         connection,
         method: head.method,
         uri: head.uri,
@@ -263,8 +263,8 @@ async fn receive(
     })
 }
 
-/// Sends the body piece by piece; ends early when nobody listens.
-async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: Reply) {
+/// Streams the body; ends early if the client has disconnected.
+async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: OriginReply) {
     let one = u64::try_from(reply.body.len()).unwrap_or_default();
     let mut left = reply.length.unwrap_or(one);
     while left > 0 && one > 0 {
@@ -277,8 +277,8 @@ async fn feed(mut sender: Sender<Bytes, std::io::Error>, reply: Reply) {
     if let Some(latch) = &reply.paused {
         latch.passed().await;
     }
-    if reply.manner == Manner::Cut {
-        sender.abort(std::io::Error::other("told to break off"));
+    if reply.ending == Ending::Cut {
+        sender.abort(std::io::Error::other("the test aborts this body"));
         return;
     }
     if let Some(trailers) = reply.trailers {

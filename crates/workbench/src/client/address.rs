@@ -1,4 +1,4 @@
-//! Where a workbench is, and the ways there.
+//! Addresses of a workbench, and connecting to them.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,63 +11,63 @@ use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// How long a TCP connection may take; the kernel would try for two minutes.
+/// Timeout of a TCP connect; the kernel's own is two minutes.
 const CONNECT: Duration = Duration::from_secs(2);
 
-/// A connection.
-pub trait Line: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Line for T {}
+/// A byte stream to a workbench.
+pub trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
-/// A way to connect that is neither a path nor a port.
+/// Connects to a workbench in a way that the caller implements.
 #[async_trait]
 pub trait Dial: Send + Sync + std::fmt::Debug {
-    /// Connects. What fails here has reached nobody.
-    async fn dial(&self) -> io::Result<Box<dyn Line>>;
+    /// Connects. After an error no request can have reached the workbench.
+    async fn dial(&self) -> io::Result<Box<dyn ClientStream>>;
 
-    /// What it is called in messages.
+    /// The address as it appears in messages.
     fn address(&self) -> String;
 }
 
-/// Where a workbench is.
+/// The address of a workbench.
 #[derive(Clone, Debug)]
-pub enum Address {
-    /// At a Unix socket.
+pub enum WorkbenchAddress {
+    /// A Unix socket.
     Unix(PathBuf),
-    /// At a TCP port.
+    /// A TCP host and port.
     Tcp(String, u16),
-    /// Somewhere that the caller knows how to reach.
-    Way(Arc<dyn Dial>),
+    /// A dialer of the caller.
+    Dialer(Arc<dyn Dial>),
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for WorkbenchAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
-            Address::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Address::Way(way) => f.write_str(&way.address()),
+            WorkbenchAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            WorkbenchAddress::Tcp(host, port) => write!(f, "{host}:{port}"),
+            WorkbenchAddress::Dialer(dialer) => f.write_str(&dialer.address()),
         }
     }
 }
 
-impl Address {
+impl WorkbenchAddress {
     /// Connects.
-    pub(super) async fn connect(&self) -> io::Result<Box<dyn Line>> {
+    pub(super) async fn connect(&self) -> io::Result<Box<dyn ClientStream>> {
         Ok(match self {
-            Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp(host, port) => {
+            WorkbenchAddress::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            WorkbenchAddress::Tcp(host, port) => {
                 let address = ip_address(host).ok_or(io::ErrorKind::InvalidInput)?;
                 let connecting = TcpStream::connect((address, *port));
                 let stream = tokio::time::timeout(CONNECT, connecting).await??;
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }
-            Address::Way(way) => way.dial().await?,
+            WorkbenchAddress::Dialer(dialer) => dialer.dial().await?,
         })
     }
 }
 
 /// Why connecting to the Unix socket at `path` failed, and what to do about it, where waiting
-/// cannot help. A socket that does not exist, or that nothing listens on, may still come.
+/// cannot help. A socket that does not exist, or has no listener, may still appear.
 pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
     let found = tokio::fs::metadata(path).await;
     let own = nix::unistd::geteuid();
@@ -104,7 +104,7 @@ pub(super) async fn obstacle(path: &Path, error: &io::Error) -> Option<String> {
     }
 }
 
-/// The directory on the way to `path` that may not be entered: the last one that can be looked at.
+/// The directory above `path` that may not be entered: the deepest one that stat can read.
 async fn closed_directory(path: &Path) -> PathBuf {
     for directory in path.ancestors().skip(1) {
         if tokio::fs::metadata(directory).await.is_ok() {
@@ -114,7 +114,7 @@ async fn closed_directory(path: &Path) -> PathBuf {
     path.to_owned()
 }
 
-/// The static binary asks no resolver.
+/// Parses an IP address or `localhost`; the static binary has no DNS resolver.
 pub(super) fn ip_address(host: &str) -> Option<IpAddr> {
     match host {
         "localhost" => Some(IpAddr::from([127, 0, 0, 1])),

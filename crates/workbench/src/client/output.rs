@@ -1,4 +1,4 @@
-//! What a command says, line by line.
+//! The event stream of a command: newline-delimited JSON from `/bash`.
 
 use std::pin::Pin;
 
@@ -9,34 +9,34 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde::Deserialize;
 
-use super::ClientError;
-use crate::tools::bash::{Event, Said, Stream};
+use super::WorkbenchClientError;
+use crate::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
-/// The longest line of a command's answer.
+/// Limit of a line in the stream.
 const MAX_LINE: usize = 1 << 20;
 
-/// What a command says, as it comes.
-pub struct Output {
+/// The event stream of a running command.
+pub struct CommandOutput {
     body: Pin<Box<Incoming>>,
-    /// What came after the last line.
+    /// Bytes after the last complete line.
     rest: BytesMut,
     address: String,
-    over: bool,
+    ended: bool,
 }
 
-impl Output {
+impl CommandOutput {
     pub(super) fn new(body: Incoming, address: String) -> Self {
         Self {
             body: Box::pin(body),
             rest: BytesMut::new(),
             address,
-            over: false,
+            ended: false,
         }
     }
 
-    /// What happens next. The last is [`Event::Done`] or [`Event::Failed`]; that it never came
-    /// is an error.
-    pub async fn next(&mut self) -> Result<Event, ClientError> {
+    /// The next event. The last one is [`CommandEvent::Done`] or [`CommandEvent::Failed`]; a
+    /// stream that ends without it is an error.
+    pub async fn next(&mut self) -> Result<CommandEvent, WorkbenchClientError> {
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.rest) {
                 let line = self.rest.split_to(end);
@@ -47,9 +47,9 @@ impl Output {
                 return self.event(&line);
             }
             if self.rest.len() > MAX_LINE {
-                return Err(self.strange("a line without an end"));
+                return Err(self.strange("a line of the output is too long"));
             }
-            let broken = |reason: &str| ClientError::Broken {
+            let broken = |reason: &str| WorkbenchClientError::ConnectionLost {
                 address: self.address.clone(),
                 reason: reason.to_owned(),
             };
@@ -60,50 +60,54 @@ impl Output {
                     }
                 }
                 Some(Err(error)) => return Err(broken(&error.to_string())),
-                None if self.over => return Err(broken("the command has ended already")),
-                None => return Err(broken("the end of the command never came")),
+                None if self.ended => return Err(broken("the command has ended already")),
+                None => {
+                    return Err(broken(
+                        "the stream ended before the exit status of the command",
+                    ));
+                }
             }
         }
     }
 
-    fn event(&mut self, line: &[u8]) -> Result<Event, ClientError> {
-        let told: Told =
+    fn event(&mut self, line: &[u8]) -> Result<CommandEvent, WorkbenchClientError> {
+        let event: EventLine =
             serde_json::from_slice(line).map_err(|error| self.strange(&error.to_string()))?;
-        Ok(match told {
-            Told::Delta {
+        Ok(match event {
+            EventLine::Delta {
                 data,
                 stream,
                 base64,
             } => {
-                let said = match base64 {
-                    None => Said::Text(data),
-                    Some(bytes) => Said::Bytes(
+                let chunk = match base64 {
+                    None => OutputChunk::Text(data),
+                    Some(bytes) => OutputChunk::Bytes(
                         STANDARD
                             .decode(bytes)
                             .map_err(|error| self.strange(&error.to_string()))?,
                     ),
                 };
-                Event::Output(stream.unwrap_or(Stream::Stdout), said)
+                CommandEvent::Output(stream.unwrap_or(CommandStream::Stdout), chunk)
             }
-            Told::Done {
+            EventLine::Done {
                 exit_code,
                 timed_out,
             } => {
-                self.over = true;
-                Event::Done {
+                self.ended = true;
+                CommandEvent::Done {
                     exit_code,
                     timed_out,
                 }
             }
-            Told::Error { message } => {
-                self.over = true;
-                Event::Failed(message)
+            EventLine::Error { message } => {
+                self.ended = true;
+                CommandEvent::Failed(message)
             }
         })
     }
 
-    fn strange(&self, reason: &str) -> ClientError {
-        ClientError::Strange {
+    fn strange(&self, reason: &str) -> WorkbenchClientError {
+        WorkbenchClientError::InvalidResponse {
             address: self.address.clone(),
             reason: reason.to_owned(),
         }
@@ -112,10 +116,10 @@ impl Output {
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum Told {
+enum EventLine {
     Delta {
         data: String,
-        stream: Option<Stream>,
+        stream: Option<CommandStream>,
         base64: Option<String>,
     },
     #[serde(rename_all = "camelCase")]

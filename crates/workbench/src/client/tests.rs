@@ -1,23 +1,26 @@
 use super::*;
 
 #[test]
-fn an_address_that_cannot_be_dialled_is_refused_at_once() {
+fn host_names_other_than_localhost_are_refused() {
     let client = |host: &str| {
-        let address = Address::Tcp(host.to_owned(), 80);
-        Client::new(address, Duration::ZERO, None).map(|_| ())
+        let address = WorkbenchAddress::Tcp(host.to_owned(), 80);
+        WorkbenchClient::new(address, Duration::ZERO, None).map(|_| ())
     };
     for host in ["127.0.0.1", "::1", "[::1]", "localhost"] {
         assert!(client(host).is_ok(), "{host}");
     }
     let error = client("sidecar.example").unwrap_err();
-    assert!(matches!(error, ClientError::Address(_)), "{error}");
+    assert!(
+        matches!(error, WorkbenchClientError::InvalidAddress(_)),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_token_is_never_shown() {
-    let address = Address::Unix("/nowhere".into());
-    let client = Client::new(address, Duration::ZERO, Some("open-sesame")).unwrap();
+fn debug_output_does_not_contain_the_token() {
+    let address = WorkbenchAddress::Unix("/nowhere".into());
+    let client = WorkbenchClient::new(address, Duration::ZERO, Some("open-sesame")).unwrap();
     assert!(!format!("{client:?}").contains("sesame"));
-    let address = Address::Unix("/nowhere".into());
-    assert!(Client::new(address, Duration::ZERO, Some("a\nb")).is_err());
+    let address = WorkbenchAddress::Unix("/nowhere".into());
+    assert!(WorkbenchClient::new(address, Duration::ZERO, Some("a\nb")).is_err());
 }

@@ -1,4 +1,4 @@
-//! bash: a command on a leash, and what it says as it says it.
+//! bash: runs a command under the process guard and streams its output.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -17,122 +17,122 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ToolError;
 use crate::request::{BashRequest, DEFAULT_TIMEOUT};
-use crate::root::Root;
+use crate::root::WorkspaceRoot;
 use crate::truncation::{Tail, Truncation};
 
-/// What is read from a command at once.
-const CHUNK: usize = 32 * 1024;
+/// Buffer size for reading the output of a command.
+const READ_SIZE: usize = 32 * 1024;
 
-/// Chunks that wait for a slow client, per command. When they are full the command waits.
-const WAITING: usize = 4;
+/// Queued output chunks per command. A full queue blocks the command until the client reads.
+const MAX_QUEUED_CHUNKS: usize = 4;
 
-/// What is still read when a command has ended but something it left behind goes on talking.
-const AFTERWARDS: usize = 1 << 20;
+/// Limit of output read after the command has exited, if a background process keeps writing.
+const MAX_AFTER_EXIT: usize = 1 << 20;
 
-/// The longest time-out.
-const LONGEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Limit of the timeout.
+const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The variable with the server's secret, which no command gets to see.
+/// The variable with the server's token, which commands do not inherit.
 pub const TOKEN_VARIABLE: &str = "SIDECAR_AUTH_TOKEN";
 
-/// The program that holds commands, with the arguments that make it do so; see
-/// `palisade __leash`.
+/// The process guard that every command runs under; see `palisade __leash`. The guard ends the
+/// command and its child processes.
 #[derive(Clone, Debug)]
-pub struct Leash {
+pub struct GuardProgram {
     /// The program and its first arguments.
-    pub words: Vec<OsString>,
-    /// When everything it holds is to end.
+    pub argv: Vec<OsString>,
+    /// Ends all commands.
     pub stop: CancellationToken,
 }
 
-/// Which way it came out.
+/// The output stream of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stream {
-    /// Output.
+pub enum CommandStream {
+    /// Standard output.
     Stdout,
-    /// Error output.
+    /// Standard error.
     Stderr,
 }
 
-/// What a command said.
+/// A piece of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// Text; a character is never parted.
+pub enum OutputChunk {
+    /// UTF-8 text; characters are never split.
     Text(String),
-    /// What is no text.
+    /// Bytes that are not UTF-8.
     Bytes(Vec<u8>),
 }
 
-/// What happens to a command.
+/// An event of a running command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// It said something.
-    Output(Stream, Said),
-    /// It has ended.
+pub enum CommandEvent {
+    /// The command wrote output.
+    Output(CommandStream, OutputChunk),
+    /// The command has exited.
     Done {
-        /// With this code; -1 when it was killed.
+        /// The exit code; -1 if the command was killed.
         exit_code: i32,
-        /// Because its time was over.
+        /// Whether the command was killed by its timeout.
         timed_out: bool,
     },
-    /// It could not go on, for this reason.
+    /// The command failed for this reason.
     Failed(String),
 }
 
-/// A command that runs. Dropping this ends it, with everything it started.
+/// A running command. Dropping it ends the command and its child processes.
 #[derive(Debug)]
-pub struct Running {
-    events: mpsc::Receiver<Event>,
+pub struct RunningShell {
+    events: mpsc::Receiver<CommandEvent>,
 }
 
-/// What came of a command: the end of what it said.
+/// The result of a command with the tail of its output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BashResult {
-    /// Whether its code was 0.
+    /// Whether the exit code is 0.
     pub ok: bool,
-    /// The last of its output and error output, as they came.
+    /// The tail of standard output and standard error in their order.
     pub output: String,
-    /// The last of its output.
+    /// The tail of standard output.
     pub stdout: String,
-    /// The last of its error output.
+    /// The tail of standard error.
     pub stderr: String,
-    /// Its code; -1 when it was killed.
+    /// The exit code; -1 if the command was killed.
     pub exit_code: i32,
-    /// Whether its time was over.
+    /// Whether the command was killed by its timeout.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub timed_out: bool,
-    /// What was cut from `output`; the streams by themselves have the same limits.
+    /// How `output` was truncated; `stdout` and `stderr` have the same limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncation: Option<Truncation>,
 }
 
-impl Running {
-    /// What happens next; nothing after it has ended.
-    pub async fn next(&mut self) -> Option<Event> {
+impl RunningShell {
+    /// The next event; `None` after the last one.
+    pub async fn next(&mut self) -> Option<CommandEvent> {
         self.events.recv().await
     }
 
-    /// The same for who polls.
+    /// Polls for the next event.
     pub fn poll_next(
         &mut self,
         context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Event>> {
+    ) -> std::task::Poll<Option<CommandEvent>> {
         self.events.poll_recv(context)
     }
 
-    /// Waits for the end, and keeps the last of what was said.
+    /// Waits for the end of the command and returns the tail of its output.
     pub async fn finish(mut self) -> Result<BashResult, ToolError> {
-        let mut collected = Collected::default();
+        let mut collected = OutputTail::default();
         while let Some(event) = self.next().await {
             match event {
-                Event::Output(stream, said) => collected.push(stream, &said),
-                Event::Done {
+                CommandEvent::Output(stream, chunk) => collected.push(stream, &chunk),
+                CommandEvent::Done {
                     exit_code,
                     timed_out,
                 } => return Ok(collected.result(exit_code, timed_out)),
-                Event::Failed(why) => return Err(ToolError::Start(why)),
+                CommandEvent::Failed(why) => return Err(ToolError::Start(why)),
             }
         }
         Err(ToolError::Internal)
@@ -141,21 +141,21 @@ impl Running {
 
 /// Starts the command of a request.
 pub(super) fn start(
-    root: &Root,
-    leash: &Leash,
+    root: &WorkspaceRoot,
+    guard: &GuardProgram,
     request: &BashRequest,
-) -> Result<Running, ToolError> {
+) -> Result<RunningShell, ToolError> {
     let seconds = request.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
     let timeout = Duration::try_from_secs_f64(seconds)
-        .unwrap_or(LONGEST)
-        .min(LONGEST);
+        .unwrap_or(MAX_TIMEOUT)
+        .min(MAX_TIMEOUT);
     let failed = |error: io::Error| ToolError::Start(error.to_string());
-    let mut words = leash.words.iter();
-    let program = words
+    let mut args = guard.argv.iter();
+    let program = args
         .next()
-        .ok_or_else(|| ToolError::Start("there is no leash".to_owned()))?;
+        .ok_or_else(|| ToolError::Start("no process guard is configured".to_owned()))?;
     let mut child = Command::new(program)
-        .args(words)
+        .args(args)
         .args(["--parent", &std::process::id().to_string()])
         .args(["--leave-rest", "--", shell(), "-c"])
         .arg(&request.command)
@@ -167,27 +167,28 @@ pub(super) fn start(
         .spawn()
         .map_err(failed)?;
     let ends = child.stdout.take().zip(child.stderr.take());
-    let (output, errors) = ends.ok_or_else(|| ToolError::Start("it has no output".to_owned()))?;
+    let (output, stderr) =
+        ends.ok_or_else(|| ToolError::Start("its output pipes are missing".to_owned()))?;
     let output = output
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
-    let errors = errors
+    let stderr = stderr
         .into_owned_fd()
         .and_then(pipe::Receiver::from_owned_fd);
-    let (output, errors) = (output.map_err(failed)?, errors.map_err(failed)?);
-    let (sender, events) = mpsc::channel(WAITING);
-    let held = Held {
+    let (output, stderr) = (output.map_err(failed)?, stderr.map_err(failed)?);
+    let (sender, events) = mpsc::channel(MAX_QUEUED_CHUNKS);
+    let task = CommandTask {
         child,
         output,
-        errors,
+        stderr,
         timeout,
-        stop: leash.stop.clone(),
+        stop: guard.stop.clone(),
     };
-    tokio::spawn(held.see_through(sender));
-    Ok(Running { events })
+    tokio::spawn(task.supervise(sender));
+    Ok(RunningShell { events })
 }
 
-/// The shell people expect, where there is one.
+/// bash if it is installed, else sh.
 fn shell() -> &'static str {
     let bash = ["/bin/bash", "/usr/bin/bash"];
     bash.into_iter()
@@ -195,49 +196,49 @@ fn shell() -> &'static str {
         .unwrap_or("/bin/sh")
 }
 
-/// A command and what is known about its end.
-struct Held {
+/// The task that supervises one command.
+struct CommandTask {
     child: Child,
     output: pipe::Receiver,
-    errors: pipe::Receiver,
+    stderr: pipe::Receiver,
     timeout: Duration,
     stop: CancellationToken,
 }
 
-/// Why it ended.
-enum Reason {
-    Itself(io::Result<ExitStatus>),
+/// Why a command ended.
+enum EndReason {
+    Exited(io::Result<ExitStatus>),
     TimedOut,
-    HungUp,
+    ClientGone,
     Stopped,
 }
 
-impl Held {
-    /// From the start to the end; nothing it started is left when this is over, unless it
-    /// ended by itself.
-    async fn see_through(mut self, to: mpsc::Sender<Event>) {
+impl CommandTask {
+    /// Relays output until the command ends. Child processes are ended with the command, unless it
+    /// exited by itself.
+    async fn supervise(mut self, to: mpsc::Sender<CommandEvent>) {
         let ended = CancellationToken::new();
         let relays = [
             tokio::spawn(relay(
                 self.output,
-                Stream::Stdout,
+                CommandStream::Stdout,
                 to.clone(),
                 ended.clone(),
             )),
             tokio::spawn(relay(
-                self.errors,
-                Stream::Stderr,
+                self.stderr,
+                CommandStream::Stderr,
                 to.clone(),
                 ended.clone(),
             )),
         ];
         let reason = tokio::select! {
-            status = self.child.wait() => Reason::Itself(status),
-            () = tokio::time::sleep(self.timeout) => Reason::TimedOut,
-            () = to.closed() => Reason::HungUp,
-            () = self.stop.cancelled() => Reason::Stopped,
+            status = self.child.wait() => EndReason::Exited(status),
+            () = tokio::time::sleep(self.timeout) => EndReason::TimedOut,
+            () = to.closed() => EndReason::ClientGone,
+            () = self.stop.cancelled() => EndReason::Stopped,
         };
-        if !matches!(reason, Reason::Itself(_)) {
+        if !matches!(reason, EndReason::Exited(_)) {
             end(&mut self.child).await;
         }
         ended.cancel();
@@ -245,46 +246,45 @@ impl Held {
             let _ = relay.await;
         }
         let last = match reason {
-            Reason::Itself(Ok(status)) => Event::Done {
+            EndReason::Exited(Ok(status)) => CommandEvent::Done {
                 exit_code: status.code().unwrap_or(-1),
                 timed_out: false,
             },
-            Reason::Itself(Err(error)) => Event::Failed(error.to_string()),
-            Reason::TimedOut => Event::Done {
+            EndReason::Exited(Err(error)) => CommandEvent::Failed(error.to_string()),
+            EndReason::TimedOut => CommandEvent::Done {
                 exit_code: -1,
                 timed_out: true,
             },
-            Reason::HungUp => return,
-            Reason::Stopped => Event::Failed("the workbench was stopped".to_owned()),
+            EndReason::ClientGone => return,
+            EndReason::Stopped => CommandEvent::Failed("the workbench was stopped".to_owned()),
         };
         let _ = to.send(last).await;
     }
 }
 
-/// Tells the leash to end everything, and waits until it has.
+/// Has the process guard end the command, and waits for it.
 async fn end(child: &mut Child) {
     if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
     if let Err(error) = child.wait().await {
-        tracing::warn!(%error, "a command's end was not seen");
+        tracing::warn!(%error, "waiting for the command's process guard failed");
     }
 }
 
-/// Passes on what comes out until it closes, or until the command has ended and nothing more
-/// is there.
+/// Relays output until the pipe closes, or until the command has exited and the pipe is empty.
 async fn relay(
     from: pipe::Receiver,
-    stream: Stream,
-    to: mpsc::Sender<Event>,
+    stream: CommandStream,
+    to: mpsc::Sender<CommandEvent>,
     ended: CancellationToken,
 ) {
-    let mut buffer = vec![0; CHUNK];
-    let mut text = Text::default();
-    let mut left = AFTERWARDS;
+    let mut buffer = vec![0; READ_SIZE];
+    let mut text = Utf8Splitter::default();
+    let mut left = MAX_AFTER_EXIT;
     while left > 0 {
-        let over = ended.is_cancelled();
-        if !over {
+        let exited = ended.is_cancelled();
+        if !exited {
             tokio::select! {
                 ready = from.readable() => if ready.is_err() { break },
                 () = ended.cancelled() => continue,
@@ -293,37 +293,37 @@ async fn relay(
         let length = match from.try_read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !over => continue,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !exited => continue,
             Err(_) => break,
         };
-        if over {
+        if exited {
             left = left.saturating_sub(length);
         }
-        let said = text.take(buffer.get(..length).unwrap_or_default());
-        if let Some(said) = said
-            && to.send(Event::Output(stream, said)).await.is_err()
+        let chunk = text.take(buffer.get(..length).unwrap_or_default());
+        if let Some(chunk) = chunk
+            && to.send(CommandEvent::Output(stream, chunk)).await.is_err()
         {
             return;
         }
     }
-    if let Some(said) = text.rest() {
-        let _ = to.send(Event::Output(stream, said)).await;
+    if let Some(chunk) = text.rest() {
+        let _ = to.send(CommandEvent::Output(stream, chunk)).await;
     }
 }
 
-/// Bytes that become text where they are text.
+/// Splits a byte stream into text chunks at character boundaries.
 #[derive(Debug, Default)]
-struct Text {
-    /// The beginning of a character whose end has not come.
+struct Utf8Splitter {
+    /// The first bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
-impl Text {
-    fn take(&mut self, bytes: &[u8]) -> Option<Said> {
+impl Utf8Splitter {
+    fn take(&mut self, bytes: &[u8]) -> Option<OutputChunk> {
         let mut all = std::mem::take(&mut self.begun);
         all.extend_from_slice(bytes);
         match String::from_utf8(all) {
-            Ok(text) => (!text.is_empty()).then_some(Said::Text(text)),
+            Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
             Err(error) => {
                 let (valid, is_begun) = {
                     let error = error.utf8_error();
@@ -331,45 +331,45 @@ impl Text {
                 };
                 let mut all = error.into_bytes();
                 if !is_begun {
-                    return Some(Said::Bytes(all));
+                    return Some(OutputChunk::Bytes(all));
                 }
                 self.begun = all.split_off(valid);
                 match String::from_utf8(all) {
-                    Ok(text) => (!text.is_empty()).then_some(Said::Text(text)),
-                    Err(error) => Some(Said::Bytes(error.into_bytes())),
+                    Ok(text) => (!text.is_empty()).then_some(OutputChunk::Text(text)),
+                    Err(error) => Some(OutputChunk::Bytes(error.into_bytes())),
                 }
             }
         }
     }
 
-    fn rest(self) -> Option<Said> {
-        (!self.begun.is_empty()).then_some(Said::Bytes(self.begun))
+    fn rest(self) -> Option<OutputChunk> {
+        (!self.begun.is_empty()).then_some(OutputChunk::Bytes(self.begun))
     }
 }
 
-/// The last of what a command wrote: all of it in its order, and each stream by itself.
+/// The tail of the output: both streams in their order, and each stream separately.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct OutputTail {
     output: Tail,
     stdout: Tail,
     stderr: Tail,
 }
 
-impl Collected {
-    /// Adds to it.
-    pub(crate) fn push(&mut self, stream: Stream, said: &Said) {
-        let text = match said {
-            Said::Text(text) => Cow::Borrowed(text.as_str()),
-            Said::Bytes(bytes) => String::from_utf8_lossy(bytes),
+impl OutputTail {
+    /// Appends a chunk.
+    pub(crate) fn push(&mut self, stream: CommandStream, chunk: &OutputChunk) {
+        let text = match chunk {
+            OutputChunk::Text(text) => Cow::Borrowed(text.as_str()),
+            OutputChunk::Bytes(bytes) => String::from_utf8_lossy(bytes),
         };
         self.output.push(&text);
         match stream {
-            Stream::Stdout => self.stdout.push(&text),
-            Stream::Stderr => self.stderr.push(&text),
+            CommandStream::Stdout => self.stdout.push(&text),
+            CommandStream::Stderr => self.stderr.push(&text),
         }
     }
 
-    /// The whole, when the command has ended.
+    /// The result of the ended command.
     pub(crate) fn result(self, exit_code: i32, timed_out: bool) -> BashResult {
         let (output, truncation) = self.output.cut();
         let ((stdout, _), (stderr, _)) = (self.stdout.cut(), self.stderr.cut());
@@ -390,42 +390,43 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pass(chunks: &[Vec<u8>]) -> Vec<Said> {
-        let mut text = Text::default();
-        let mut said: Vec<Said> = chunks.iter().filter_map(|chunk| text.take(chunk)).collect();
-        said.extend(text.rest());
-        said
+    fn pass(chunks: &[Vec<u8>]) -> Vec<OutputChunk> {
+        let mut text = Utf8Splitter::default();
+        let mut chunk: Vec<OutputChunk> =
+            chunks.iter().filter_map(|chunk| text.take(chunk)).collect();
+        chunk.extend(text.rest());
+        chunk
     }
 
     #[test]
-    fn a_character_is_never_parted() {
+    fn characters_are_never_split() {
         let chunks: Vec<Vec<u8>> = "aä€😀".bytes().map(|byte| vec![byte]).collect();
-        let texts = ["a", "ä", "€", "😀"].map(|text| Said::Text(text.to_owned()));
+        let texts = ["a", "ä", "€", "😀"].map(|text| OutputChunk::Text(text.to_owned()));
         assert_eq!(pass(&chunks), texts);
     }
 
     #[test]
-    fn what_is_no_text_is_bytes() {
+    fn invalid_utf8_is_returned_as_bytes() {
         assert_eq!(
             pass(&[b"a".to_vec(), b"b\xffc".to_vec(), b"\xe2\x82".to_vec()]),
             [
-                Said::Text("a".to_owned()),
-                Said::Bytes(b"b\xffc".to_vec()),
-                Said::Bytes(b"\xe2\x82".to_vec())
+                OutputChunk::Text("a".to_owned()),
+                OutputChunk::Bytes(b"b\xffc".to_vec()),
+                OutputChunk::Bytes(b"\xe2\x82".to_vec())
             ]
         );
     }
 
     proptest! {
         #[test]
-        fn every_byte_comes_out_as_it_went_in(
+        fn chunks_concatenate_to_the_input(
             chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9), 0..9)
         ) {
             let out: Vec<u8> = pass(&chunks)
                 .into_iter()
-                .flat_map(|said| match said {
-                    Said::Text(text) => text.into_bytes(),
-                    Said::Bytes(bytes) => bytes,
+                .flat_map(|chunk| match chunk {
+                    OutputChunk::Text(text) => text.into_bytes(),
+                    OutputChunk::Bytes(bytes) => bytes,
                 })
                 .collect();
             prop_assert_eq!(out, chunks.concat());

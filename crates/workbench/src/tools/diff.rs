@@ -1,4 +1,4 @@
-//! What an edit did, line by line with numbers: `-12 old`, `+12 new`, ` 11 unchanged`.
+//! The diff of an edit with line numbers: `-12 old`, `+12 new`, ` 11 unchanged`.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use similar::{Algorithm, ChangeTag, capture_diff_slices_deadline};
 
 use crate::truncation::count_lines;
 
-/// Unchanged lines shown before and after.
+/// Unchanged lines shown before and after a change.
 const CONTEXT: usize = 4;
 
-/// How long is thought about the shortest way to say it.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// Time limit of the diff algorithm.
+const DEADLINE: Duration = Duration::from_millis(200);
 
 /// The change from `before` to `after`, where `length` bytes at `at` were replaced.
 ///
-/// The rest of the file is the same, so only the lines around that place are compared.
+/// The rest of the file is the same, so only the lines around the change are compared.
 pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) -> String {
     let start = line_start(before, at);
     let old = start..line_end(before, at + length);
@@ -26,12 +26,12 @@ pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) ->
 
     let above = lines_before(before, start);
     let mut shown: Vec<(char, usize, &[u8])> = Vec::new();
-    for (place, line) in above.iter().enumerate() {
-        shown.push((' ', first - above.len() + place + 1, line));
+    for (index, line) in above.iter().enumerate() {
+        shown.push((' ', first - above.len() + index + 1, line));
     }
     let old_lines = lines(slice(before, old.clone()));
     let new_lines = lines(slice(after, new));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + DEADLINE;
     let steps =
         capture_diff_slices_deadline(Algorithm::Myers, &old_lines, &new_lines, Some(deadline));
     let changes = steps
@@ -57,8 +57,8 @@ pub(super) fn numbered(before: &[u8], after: &[u8], at: usize, length: usize) ->
         }
     }
     let below = lines(slice(before, old.end..before.len()));
-    for (place, line) in below.iter().take(CONTEXT).enumerate() {
-        shown.push((' ', old_number + place, line));
+    for (index, line) in below.iter().take(CONTEXT).enumerate() {
+        shown.push((' ', old_number + index, line));
     }
     let has_more = below.len() > CONTEXT;
     let longest = 1 + count_lines(before).max(count_lines(after));
@@ -72,43 +72,43 @@ fn trim(shown: &[(char, usize, &[u8])], has_more: bool, width: usize) -> String 
     let last = shown.iter().rposition(is_change).unwrap_or(0);
     let start = first.saturating_sub(CONTEXT);
     let end = (last + 1 + CONTEXT).min(shown.len());
-    let mut output = Output {
+    let mut output = DiffText {
         text: String::new(),
         width,
     };
     let kept = shown.get(start..end).unwrap_or_default();
     if kept.first().is_some_and(|line| line.1 > 1) {
-        output.gap();
+        output.ellipsis();
     }
     for (sign, number, line) in kept {
         output.line(*sign, *number, line);
     }
     if has_more || end < shown.len() {
-        output.gap();
+        output.ellipsis();
     }
     output.text
 }
 
-struct Output {
+struct DiffText {
     text: String,
     width: usize,
 }
 
-impl Output {
+impl DiffText {
     fn line(&mut self, sign: char, number: usize, line: &[u8]) {
-        self.part();
+        self.new_line();
         let width = self.width;
         let line = String::from_utf8_lossy(line);
         let _ = write!(self.text, "{sign}{number:>width$} {line}");
     }
 
-    fn gap(&mut self) {
-        self.part();
+    fn ellipsis(&mut self) {
+        self.new_line();
         let width = self.width;
         let _ = write!(self.text, " {:width$} ...", "");
     }
 
-    fn part(&mut self) {
+    fn new_line(&mut self) {
         if !self.text.is_empty() {
             self.text.push('\n');
         }
@@ -119,17 +119,17 @@ fn slice(bytes: &[u8], range: Range<usize>) -> &[u8] {
     bytes.get(range).unwrap_or_default()
 }
 
-/// Where the line that holds `at` begins.
+/// The start of the line that contains `at`.
 fn line_start(bytes: &[u8], at: usize) -> usize {
-    memrchr(b'\n', slice(bytes, 0..at)).map_or(0, |place| place + 1)
+    memrchr(b'\n', slice(bytes, 0..at)).map_or(0, |index| index + 1)
 }
 
-/// Where the line that holds `at` ends, after its newline.
+/// The end of the line that contains `at`, after its newline.
 fn line_end(bytes: &[u8], at: usize) -> usize {
-    memchr(b'\n', slice(bytes, at..bytes.len())).map_or(bytes.len(), |place| at + place + 1)
+    memchr(b'\n', slice(bytes, at..bytes.len())).map_or(bytes.len(), |index| at + index + 1)
 }
 
-/// The last lines that end before `end`, which begins a line.
+/// The last lines before `end`, which is the start of a line.
 fn lines_before(bytes: &[u8], end: usize) -> Vec<&[u8]> {
     let mut lines = Vec::new();
     let mut end = end;
@@ -142,7 +142,7 @@ fn lines_before(bytes: &[u8], end: usize) -> Vec<&[u8]> {
     lines
 }
 
-/// The lines of a text; a newline at its end begins no other.
+/// The lines of a text; a trailing newline does not start another line.
 fn lines(text: &[u8]) -> Vec<&[u8]> {
     let mut lines: Vec<&[u8]> = text.split(|byte| *byte == b'\n').collect();
     if lines.last().is_some_and(|last| last.is_empty()) {
@@ -158,12 +158,12 @@ mod tests {
     fn check(before: &str, old: &str, new: &str, expected: &[&str]) {
         let at = before.find(old).unwrap();
         let after = before.replacen(old, new, 1);
-        let said = numbered(before.as_bytes(), after.as_bytes(), at, old.len());
-        assert_eq!(said.lines().collect::<Vec<_>>(), expected, "{before:?}");
+        let diff = numbered(before.as_bytes(), after.as_bytes(), at, old.len());
+        assert_eq!(diff.lines().collect::<Vec<_>>(), expected, "{before:?}");
     }
 
     #[test]
-    fn a_change_is_shown_with_its_surroundings() {
+    fn change_is_shown_with_context_lines() {
         let ten: String = (1..=12).map(|n| format!("l{n}\n")).collect();
         check(
             &ten,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_stay_within_the_replaced_text_stay() {
+    fn unchanged_lines_of_the_replaced_text_are_context() {
         check(
             "a\nb\nc\n",
             "a\nb\nc",
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_a_file_are_no_trouble() {
+    fn changes_at_the_ends_of_a_file_are_shown() {
         check("a", "a", "b", &["-1 a", "+1 b"]);
         check("a\n", "a\n", "", &["-1 a"]);
         check("a\nb", "\nb", "", &[" 1 a", "-2 b"]);

@@ -1,4 +1,4 @@
-//! edit: one text of a file, replaced by another.
+//! edit: replaces one text in a file.
 
 use std::io::Read;
 
@@ -6,75 +6,75 @@ use memchr::memmem::Finder;
 use nix::sys::stat::fstat;
 
 use super::diff;
-use super::replace::{Fresh, Locks, refuse_other_than_file};
+use super::replace::{Locks, TempFile, refuse_other_than_file};
 use crate::error::ToolError;
 use crate::request::{EditRequest, EditResult};
-use crate::root::Root;
+use crate::root::WorkspaceRoot;
 use crate::truncation::as_u64;
 
-/// The largest file: it is held in memory twice.
-const LARGEST_FILE: u64 = 64 << 20;
+/// Limit of the file size; the content is in memory twice.
+const MAX_FILE: u64 = 64 << 20;
 
 pub(super) fn edit(
-    root: &Root,
+    root: &WorkspaceRoot,
     locks: &Locks,
     request: &EditRequest,
 ) -> Result<EditResult, ToolError> {
-    let asked = request.path.as_str();
-    let fail = |errno| ToolError::of(asked, errno);
-    let slot = root.slot(asked, false)?;
-    let _turn = locks.lock(&slot).map_err(fail)?;
+    let requested = request.path.as_str();
+    let fail = |errno| ToolError::of(requested, errno);
+    let slot = root.slot(requested, false)?;
+    let _lock = locks.lock(&slot).map_err(fail)?;
     let mut file = slot.read().map_err(fail)?;
     let old = fstat(&file).map_err(fail)?;
-    refuse_other_than_file(asked, &old)?;
+    refuse_other_than_file(requested, &old)?;
     let too_large = |size| ToolError::TooLarge {
-        path: asked.to_owned(),
+        path: requested.to_owned(),
         size,
-        most: LARGEST_FILE,
+        most: MAX_FILE,
     };
     let size = u64::try_from(old.st_size).unwrap_or(0);
-    if size > LARGEST_FILE {
+    if size > MAX_FILE {
         return Err(too_large(size));
     }
     let mut before = Vec::new();
     file.by_ref()
-        .take(LARGEST_FILE + 1)
+        .take(MAX_FILE + 1)
         .read_to_end(&mut before)
-        .map_err(|error| ToolError::of_io(asked, &error))?;
-    if as_u64(before.len()) > LARGEST_FILE {
+        .map_err(|error| ToolError::of_io(requested, &error))?;
+    if as_u64(before.len()) > MAX_FILE {
         return Err(too_large(as_u64(before.len())));
     }
-    let at = find_once(asked, &before, request.old_text.as_bytes())?;
+    let at = find_once(requested, &before, request.old_text.as_bytes())?;
     if request.old_text == request.new_text {
-        return Err(ToolError::NoChange(asked.to_owned()));
+        return Err(ToolError::NoChange(requested.to_owned()));
     }
     let end = at + request.old_text.len();
     let mut after = before.get(..at).unwrap_or_default().to_vec();
     after.extend_from_slice(request.new_text.as_bytes());
     after.extend_from_slice(before.get(end..).unwrap_or_default());
 
-    let fresh = Fresh::make(&slot, &after, Some(&old)).map_err(fail)?;
-    if !fresh.take_place_of(&old).map_err(fail)? {
-        return Err(ToolError::Changed(asked.to_owned()));
+    let temp_file = TempFile::make(&slot, &after, Some(&old)).map_err(fail)?;
+    if !temp_file.replace_if_unchanged(&old).map_err(fail)? {
+        return Err(ToolError::Changed(requested.to_owned()));
     }
     Ok(EditResult {
         ok: true,
-        path: asked.to_owned(),
+        path: requested.to_owned(),
         diff: diff::numbered(&before, &after, at, request.old_text.len()),
     })
 }
 
-/// Where the text is, if it is there exactly once.
-fn find_once(asked: &str, content: &[u8], text: &[u8]) -> Result<usize, ToolError> {
+/// The offset of the text, which must occur exactly once.
+fn find_once(requested: &str, content: &[u8], text: &[u8]) -> Result<usize, ToolError> {
     let finder = Finder::new(text);
-    let mut places = finder.find_iter(content);
-    let first = places
+    let mut matches = finder.find_iter(content);
+    let first = matches
         .next()
-        .ok_or_else(|| ToolError::NoMatch(asked.to_owned()))?;
-    match places.count() {
+        .ok_or_else(|| ToolError::NoMatch(requested.to_owned()))?;
+    match matches.count() {
         0 => Ok(first),
         more => Err(ToolError::Ambiguous {
-            path: asked.to_owned(),
+            path: requested.to_owned(),
             count: more + 1,
         }),
     }
@@ -83,12 +83,12 @@ fn find_once(asked: &str, content: &[u8], text: &[u8]) -> Result<usize, ToolErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::root::Reach;
+    use crate::root::PathScope;
 
     fn change(content: &[u8], old: &str, new: &str) -> (Result<EditResult, String>, Vec<u8>) {
-        let place = tempfile::tempdir().unwrap();
-        let root = Root::open(place.path(), Reach::Workspace).unwrap();
-        let file = place.path().join("f");
+        let dir = tempfile::tempdir().unwrap();
+        let root = WorkspaceRoot::open(dir.path(), PathScope::Workspace).unwrap();
+        let file = dir.path().join("f");
         std::fs::write(&file, content).unwrap();
         let request = EditRequest {
             path: "f".to_owned(),
@@ -96,7 +96,7 @@ mod tests {
             new_text: new.to_owned(),
         };
         let result = edit(&root, &Locks::default(), &request);
-        let left = std::fs::read_dir(place.path()).unwrap().count();
+        let left = std::fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(left, 1, "nothing is left beside the file");
         (
             result.map_err(|error| error.to_string()),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_replaced_if_it_is_there_once() {
+    fn unique_text_is_replaced() {
         let (result, content) = change(b"a\nb\xff\nc\n", "b", "x\ny");
         assert_eq!(content, b"a\nx\ny\xff\nc\n");
         assert_eq!(
@@ -114,16 +114,16 @@ mod tests {
         );
     }
 
-    /// Servers that share a workspace share no memory: each has locks of its own.
+    /// Servers that share a workspace have separate in-process locks.
     #[test]
-    fn what_one_server_was_told_is_done_no_other_undoes() {
+    fn concurrent_edits_of_several_servers_lose_no_change() {
         const SERVERS: usize = 4;
         const EDITS: u32 = 150;
-        let place = tempfile::tempdir().unwrap();
-        let file = place.path().join("f");
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("f");
         std::fs::write(&file, "0,0,0,0").unwrap();
         let count = |mine: usize| {
-            let root = Root::open(place.path(), Reach::Workspace).unwrap();
+            let root = WorkspaceRoot::open(dir.path(), PathScope::Workspace).unwrap();
             let locks = Locks::default();
             let mut number = 0;
             while number < EDITS {
@@ -151,11 +151,11 @@ mod tests {
             }
         });
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "150,150,150,150");
-        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn otherwise_nothing_changes_and_the_sentence_says_why() {
+    fn failed_edit_changes_nothing_and_names_the_cause() {
         for (content, old, new, sentence) in [
             (
                 "abc",

@@ -1,30 +1,30 @@
-//! find: files by a glob.
+//! find: lists files that match a glob.
 
 use std::sync::{Mutex, PoisonError};
 
 use globset::GlobBuilder;
 use ignore::overrides::Override;
 
-use super::Over;
-use super::walk::{Found, Next, Walk};
+use super::Cancelled;
+use super::walk::{FoundFile, Walk, WalkControl};
 use crate::error::ToolError;
 use crate::request::{FindRequest, FindResult};
-use crate::root::Root;
-use crate::truncation::{Beginning, Bounds, as_u64};
+use crate::root::WorkspaceRoot;
+use crate::truncation::{Bounds, TextHead, as_u64};
 
-/// The most files when nobody says.
+/// Default limit of files.
 const DEFAULT_LIMIT: u64 = 1000;
 
-/// The most that are put in order, whatever is asked for: only 50 KB of them are shown.
-const MOST_FILES: u64 = 100_000;
+/// Limit of the sorted files for any request: only 50 KB of them are shown.
+const MAX_FILES: u64 = 100_000;
 
 pub(super) fn find(
-    root: &Root,
+    root: &WorkspaceRoot,
     request: &FindRequest,
-    over: &Over,
+    cancelled: &Cancelled,
 ) -> Result<FindResult, ToolError> {
     let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
-    let asked = request.path.as_deref().unwrap_or(".");
+    let requested = request.path.as_deref().unwrap_or(".");
     let pattern = request.pattern.trim_start_matches("./");
     let pattern = pattern.trim_start_matches('/');
     let glob = GlobBuilder::new(pattern)
@@ -36,18 +36,18 @@ pub(super) fn find(
         })?
         .compile_matcher();
     let by_path = pattern.contains('/');
-    let (base, top) = root.walk_from(asked)?;
+    let (base, top) = root.walk_from(requested)?;
     let found: Mutex<Vec<String>> = Mutex::default();
-    // One more than wanted shows that there are more.
-    let most = limit.min(MOST_FILES) + 1;
+    // One file more than the limit shows that there are more.
+    let most = limit.min(MAX_FILES) + 1;
     let walk = Walk {
         base: &base,
         top: &top,
         overrides: Override::empty(),
-        over,
+        cancelled,
     };
     walk.run(|| {
-        |file: Found<'_>| {
+        |file: FoundFile<'_>| {
             let path = file.path.strip_prefix(&top).unwrap_or(file.path);
             let matches = if by_path {
                 glob.is_match(path)
@@ -55,14 +55,14 @@ pub(super) fn find(
                 glob.is_match(file.name)
             };
             if !matches {
-                return Next::GoOn;
+                return WalkControl::Continue;
             }
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             if as_u64(found.len()) >= most {
-                return Next::Stop;
+                return WalkControl::Stop;
             }
             found.push(path.to_string_lossy().into_owned());
-            Next::GoOn
+            WalkControl::Continue
         }
     });
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ fn cut(found: &[String], limit: u64) -> FindResult {
     if found.is_empty() {
         return none;
     }
-    let cut = Beginning::whole(found.join("\n")).head(Bounds {
+    let cut = TextHead::whole(found.join("\n")).head(Bounds {
         lines: limit,
         ..Bounds::default()
     });

@@ -1,4 +1,4 @@
-//! grep: lines by a regular expression.
+//! grep: searches lines that match a regular expression.
 
 mod listing;
 
@@ -17,56 +17,55 @@ use ignore::overrides::{Override, OverrideBuilder};
 use nix::fcntl::OFlag;
 use nix::sys::stat::{SFlag, fstat};
 
-use super::Over;
-use super::walk::{Found, Next, Walk};
+use super::Cancelled;
+use super::walk::{FoundFile, Walk, WalkControl};
 use crate::error::ToolError;
 use crate::request::{GrepRequest, GrepResult};
-use crate::root::{Root, kind, open_name};
+use crate::root::{WorkspaceRoot, kind, open_name};
 use listing::Listing;
 
-/// The most matches when nobody says.
+/// Default limit of matches.
 const DEFAULT_LIMIT: u64 = 100;
 
-/// The most lines around a match.
-const MOST_CONTEXT: u64 = 1000;
+/// Limit of context lines around a match.
+const MAX_CONTEXT: u64 = 1000;
 
-/// The longest line that is looked at, per thread. In a file with a longer one nothing more
-/// is found.
-const LONGEST_LINE: usize = 16 << 20;
+/// Limit of a line's length, per thread. The search of a file stops at a longer line.
+const MAX_LINE: usize = 16 << 20;
 
 pub(super) fn grep(
-    root: &Root,
+    root: &WorkspaceRoot,
     request: &GrepRequest,
-    over: &Over,
+    cancelled: &Cancelled,
 ) -> Result<GrepResult, ToolError> {
     let matcher = matcher(request)?;
-    let context = request.context.unwrap_or(0).min(MOST_CONTEXT);
+    let context = request.context.unwrap_or(0).min(MAX_CONTEXT);
     let context = usize::try_from(context).unwrap_or(0);
     let limit = request.limit.unwrap_or(DEFAULT_LIMIT);
     let search = Search {
         matcher,
         context,
         limit,
-        over,
+        cancelled,
         count: AtomicU64::new(0),
         enough: AtomicBool::new(false),
         listing: Mutex::default(),
     };
-    let asked = request.path.as_deref().unwrap_or(".");
-    match root.walk_from(asked) {
+    let requested = request.path.as_deref().unwrap_or(".");
+    match root.walk_from(requested) {
         Ok((base, top)) => {
             let walk = Walk {
                 base: &base,
                 top: &top,
                 overrides: overrides(request.glob.as_deref())?,
-                over,
+                cancelled,
             };
             walk.run(|| {
                 let mut searcher = search.searcher();
                 let (search, top) = (&search, &top);
-                move |found: Found<'_>| {
+                move |found: FoundFile<'_>| {
                     if !found.is_file {
-                        return Next::GoOn;
+                        return WalkControl::Continue;
                     }
                     if let Some(file) = open(&found) {
                         let path = found.path.strip_prefix(top).unwrap_or(found.path);
@@ -77,8 +76,8 @@ pub(super) fn grep(
             });
         }
         Err(ToolError::NotADirectory(_)) => {
-            let (file, _) = root.read(asked)?;
-            let path = root.locate(asked)?;
+            let (file, _) = root.read(requested)?;
+            let path = root.locate(requested)?;
             let wanted = overrides(request.glob.as_deref())?;
             if !wanted.matched(&path, false).is_ignore() {
                 let shown = path.strip_prefix(root.path()).unwrap_or(&path);
@@ -113,28 +112,28 @@ fn overrides(glob: Option<&str>) -> Result<Override, ToolError> {
     let Some(glob) = glob else {
         return Ok(Override::empty());
     };
-    let wrong = |error: ignore::Error| ToolError::Pattern {
+    let invalid = |error: ignore::Error| ToolError::Pattern {
         what: "glob",
         why: error.to_string(),
     };
     let mut builder = OverrideBuilder::new("");
-    builder.add(glob).map_err(wrong)?;
-    builder.build().map_err(wrong)
+    builder.add(glob).map_err(invalid)?;
+    builder.build().map_err(invalid)
 }
 
-/// Opens what was listed as a file, if it still is one.
-fn open(found: &Found<'_>) -> Option<File> {
+/// Opens a listed file, if it is still a regular file.
+fn open(found: &FoundFile<'_>) -> Option<File> {
     let file = open_name(found.directory, found.name, OFlag::O_RDONLY).ok()?;
     let data = fstat(&file).ok()?;
     (kind(&data) == SFlag::S_IFREG).then(|| File::from(file))
 }
 
-/// What all threads share.
+/// The search state that all threads share.
 struct Search<'a> {
     matcher: RegexMatcher,
     context: usize,
     limit: u64,
-    over: &'a Over,
+    cancelled: &'a Cancelled,
     /// Matches so far, at most one too many per thread.
     count: AtomicU64,
     enough: AtomicBool,
@@ -148,27 +147,27 @@ impl Search<'_> {
             .before_context(self.context)
             .after_context(self.context)
             .binary_detection(BinaryDetection::quit(0))
-            .heap_limit(Some(LONGEST_LINE))
-            // A file that is cut short while it is mapped would end the process.
+            .heap_limit(Some(MAX_LINE))
+            // Truncating a mapped file would kill the process with SIGBUS.
             .memory_map(MmapChoice::never())
             .build()
     }
 
     fn file(&self, searcher: &mut Searcher, file: File, path: &Path) {
-        let mut lines = Lines {
+        let mut lines = FileSink {
             search: self,
             path,
             shown: None,
             block: listing::Block::default(),
             before: Vec::new(),
         };
-        let file = Heeding {
+        let file = CancellableFile {
             file,
-            over: self.over,
+            cancelled: self.cancelled,
         };
-        // What cannot be read any further has shown what it had.
+        // After a read error the matches so far are shown.
         let _ = searcher.search_reader(&self.matcher, file, &mut lines);
-        let Lines { block, .. } = lines;
+        let FileSink { block, .. } = lines;
         if !block.is_empty() {
             self.listing
                 .lock()
@@ -177,42 +176,42 @@ impl Search<'_> {
         }
     }
 
-    fn next(&self) -> Next {
+    fn next(&self) -> WalkControl {
         if self.enough.load(Ordering::Relaxed) {
-            Next::Stop
+            WalkControl::Stop
         } else {
-            Next::GoOn
+            WalkControl::Continue
         }
     }
 }
 
-/// A file that has ended when nobody waits any more.
-struct Heeding<'a> {
+/// A file that reports its end once the call is cancelled.
+struct CancellableFile<'a> {
     file: File,
-    over: &'a Over,
+    cancelled: &'a Cancelled,
 }
 
-impl Read for Heeding<'_> {
+impl Read for CancellableFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.over.is_over() {
+        if self.cancelled.is_cancelled() {
             return Ok(0);
         }
         self.file.read(buffer)
     }
 }
 
-/// The lines of one file, as they are found.
-struct Lines<'a> {
+/// Collects the matching lines of one file.
+struct FileSink<'a> {
     search: &'a Search<'a>,
     path: &'a Path,
-    /// The path as it is shown, once it is.
+    /// The displayed path, once it is needed.
     shown: Option<String>,
     block: listing::Block,
-    /// Lines that are shown only if a match follows.
+    /// Context lines that are shown only if a match follows.
     before: Vec<(u64, Vec<u8>)>,
 }
 
-impl Lines<'_> {
+impl FileSink<'_> {
     fn push(&mut self, sign: char, number: u64, line: &[u8]) {
         let path = self
             .shown
@@ -221,17 +220,17 @@ impl Lines<'_> {
     }
 }
 
-impl Sink for Lines<'_> {
-    type Error = Enough;
+impl Sink for FileSink<'_> {
+    type Error = SearchStopped;
 
-    fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> Result<bool, Enough> {
-        let place = self.search.count.fetch_add(1, Ordering::Relaxed);
-        if place >= self.search.limit {
+    fn matched(&mut self, _: &Searcher, found: &SinkMatch<'_>) -> Result<bool, SearchStopped> {
+        let index = self.search.count.fetch_add(1, Ordering::Relaxed);
+        if index >= self.search.limit {
             self.search.enough.store(true, Ordering::Relaxed);
             return Ok(false);
         }
-        if place + 1 == self.search.limit {
-            // Others need not begin another file.
+        if index + 1 == self.search.limit {
+            // Other threads need not start another file.
             self.search.enough.store(true, Ordering::Relaxed);
         }
         for (number, line) in std::mem::take(&mut self.before) {
@@ -241,11 +240,11 @@ impl Sink for Lines<'_> {
         Ok(true)
     }
 
-    fn context(&mut self, _: &Searcher, found: &SinkContext<'_>) -> Result<bool, Enough> {
+    fn context(&mut self, _: &Searcher, found: &SinkContext<'_>) -> Result<bool, SearchStopped> {
         let number = found.line_number().unwrap_or(0);
         if *found.kind() == SinkContextKind::Before {
             let line = found.bytes();
-            let most = line.len().min(listing::LONGEST_SHOWN);
+            let most = line.len().min(listing::MAX_LINE_BYTES);
             let line = line.get(..most).unwrap_or_default().to_vec();
             self.before.push((number, line));
             return Ok(true);
@@ -255,12 +254,12 @@ impl Sink for Lines<'_> {
     }
 }
 
-/// A search ends early without saying why; nobody asks.
+/// The error type of the sink, which carries no cause.
 #[derive(Debug, thiserror::Error)]
 #[error("the search ended early")]
-struct Enough;
+struct SearchStopped;
 
-impl grep_searcher::SinkError for Enough {
+impl grep_searcher::SinkError for SearchStopped {
     fn error_message<T: std::fmt::Display>(_: T) -> Self {
         Self
     }

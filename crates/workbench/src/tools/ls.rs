@@ -1,4 +1,4 @@
-//! ls: the names in a directory.
+//! ls: lists a directory.
 
 use std::collections::BinaryHeap;
 use std::os::fd::AsFd;
@@ -7,31 +7,35 @@ use nix::dir::{Dir, Type};
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, fstatat};
 
-use super::Over;
+use super::Cancelled;
 use crate::error::ToolError;
 use crate::request::{LsRequest, LsResult};
-use crate::root::{Root, kind};
-use crate::truncation::{Beginning, Bounds, MAX_LINES, as_u64};
+use crate::root::{WorkspaceRoot, kind};
+use crate::truncation::{Bounds, MAX_LINES, TextHead, as_u64};
 
-/// The most names when nobody says.
+/// Default limit of names.
 const DEFAULT_LIMIT: u64 = 500;
 
-/// What an empty directory is listed as.
+/// The output for an empty directory.
 const EMPTY: &str = "(empty directory)";
 
-pub(super) fn ls(root: &Root, request: &LsRequest, over: &Over) -> Result<LsResult, ToolError> {
-    let asked = request.path.as_deref().unwrap_or(".");
-    let fail = |errno| ToolError::of(asked, errno);
-    let (directory, _) = root.directory(asked)?;
+pub(super) fn ls(
+    root: &WorkspaceRoot,
+    request: &LsRequest,
+    cancelled: &Cancelled,
+) -> Result<LsResult, ToolError> {
+    let requested = request.path.as_deref().unwrap_or(".");
+    let fail = |errno| ToolError::of(requested, errno);
+    let (directory, _) = root.directory(requested)?;
     let most = request.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LINES);
-    // The first ones in order, and no more of them than are shown: a directory may be huge.
+    // Only the first names in order are kept: a directory may be huge.
     let mut first = BinaryHeap::new();
     let (mut total_lines, mut total_bytes) = (0, 0);
     let mut listing = Dir::from_fd(directory).map_err(fail)?;
     let parent = listing.as_fd().try_clone_to_owned();
-    let parent = parent.map_err(|error| ToolError::of_io(asked, &error))?;
+    let parent = parent.map_err(|error| ToolError::of_io(requested, &error))?;
     for entry in listing.iter() {
-        if over.is_over() {
+        if cancelled.is_cancelled() {
             break;
         }
         let entry = entry.map_err(fail)?;
@@ -41,7 +45,7 @@ pub(super) fn ls(root: &Root, request: &LsRequest, over: &Over) -> Result<LsResu
         }
         let is_directory = match entry.file_type() {
             Some(found) => found == Type::Directory,
-            // File systems that do not say.
+            // Some file systems do not report the type.
             None => fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
                 .is_ok_and(|data| kind(&data) == SFlag::S_IFDIR),
         };
@@ -68,7 +72,7 @@ pub(super) fn ls(root: &Root, request: &LsRequest, over: &Over) -> Result<LsResu
         .into_iter()
         .map(|(_, line)| line)
         .collect();
-    let listed = Beginning {
+    let listed = TextHead {
         kept: lines.join("\n").into_bytes(),
         total_lines,
         total_bytes: total_bytes - 1,

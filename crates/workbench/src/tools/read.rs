@@ -1,4 +1,4 @@
-//! read: some lines of a file, or a picture.
+//! read: returns lines of a file, or an image.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,22 +8,22 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use memchr::memchr;
 
-use super::Over;
+use super::Cancelled;
 use crate::error::ToolError;
-use crate::request::{ReadRequest, ReadResult};
-use crate::root::Root;
-use crate::truncation::{Beginning, Bounds, MAX_BYTES, as_u64};
+use crate::request::{ReadFileRequest, ReadResult};
+use crate::root::WorkspaceRoot;
+use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
-/// The largest picture: it is held in memory, and in base64 a third longer.
-const LARGEST_IMAGE: u64 = 16 << 20;
+/// Limit of an image's size; it is in memory together with its base64 form.
+const MAX_IMAGE: u64 = 16 << 20;
 
-/// What is read at once.
+/// Size of the read buffer.
 const CHUNK: usize = 64 * 1024;
 
 pub(super) fn read(
-    root: &Root,
-    request: &ReadRequest,
-    over: &Over,
+    root: &WorkspaceRoot,
+    request: &ReadFileRequest,
+    cancelled: &Cancelled,
 ) -> Result<ReadResult, ToolError> {
     let (mut file, data) = root.read(&request.path)?;
     if let Some(mime_type) = image_type(&request.path) {
@@ -43,7 +43,7 @@ pub(super) fn read(
         .map_or(u64::MAX, |limit| first.saturating_add(limit));
     let mut window = Window::new(first, end);
     let mut chunk = vec![0; CHUNK];
-    while !over.is_over() {
+    while !cancelled.is_cancelled() {
         let length = file
             .read(&mut chunk)
             .map_err(|error| ToolError::of_io(&request.path, &error))?;
@@ -60,12 +60,12 @@ pub(super) fn read(
         });
     }
     let has_rest = end < total_lines;
-    let beginning = Beginning {
+    let head = TextHead {
         kept: window.kept,
         total_lines: end.min(total_lines) - first,
         total_bytes: window.bytes,
     };
-    let cut = beginning.head(Bounds::default());
+    let cut = head.head(Bounds::default());
     Ok(ReadResult::Text {
         content: cut.content.clone(),
         total_lines,
@@ -74,15 +74,15 @@ pub(super) fn read(
     })
 }
 
-/// The lines from `first` to before `end`, as they come by.
+/// Collects the lines `first..end` of a stream.
 struct Window {
     first: u64,
     end: u64,
-    /// The line that is being read.
+    /// The current line.
     line: u64,
-    /// The beginning of what is in the window.
+    /// The first bytes of the window.
     kept: Vec<u8>,
-    /// All of what is in the window.
+    /// The size of the window.
     bytes: u64,
 }
 
@@ -98,10 +98,10 @@ impl Window {
     }
 
     fn take(&mut self, mut bytes: &[u8]) {
-        while let Some(place) = memchr(b'\n', bytes) {
-            let (line, rest) = bytes.split_at(place);
+        while let Some(end_of_line) = memchr(b'\n', bytes) {
+            let (line, rest) = bytes.split_at(end_of_line);
             self.keep(line);
-            // It parts two lines; after the last one asked for it is none of ours.
+            // The newline after the last requested line is not part of the window.
             if self.line + 1 < self.end {
                 self.keep(b"\n");
             }
@@ -116,7 +116,7 @@ impl Window {
             return;
         }
         self.bytes += as_u64(bytes.len());
-        // One more than fits shows that it does not fit.
+        // One byte more than the limit shows that the window exceeds it.
         let room = (MAX_BYTES + 1).saturating_sub(as_u64(self.kept.len()));
         let most = usize::try_from(room).unwrap_or(usize::MAX).min(bytes.len());
         self.kept
@@ -128,17 +128,17 @@ fn image(file: &mut File, path: &str, size: u64, mime_type: &str) -> Result<Read
     let too_large = |size| ToolError::TooLarge {
         path: path.to_owned(),
         size,
-        most: LARGEST_IMAGE,
+        most: MAX_IMAGE,
     };
-    if size > LARGEST_IMAGE {
+    if size > MAX_IMAGE {
         return Err(too_large(size));
     }
     let mut bytes = Vec::new();
-    file.take(LARGEST_IMAGE + 1)
+    file.take(MAX_IMAGE + 1)
         .read_to_end(&mut bytes)
         .map_err(|error| ToolError::of_io(path, &error))?;
     let size = as_u64(bytes.len());
-    if size > LARGEST_IMAGE {
+    if size > MAX_IMAGE {
         return Err(too_large(size));
     }
     Ok(ReadResult::Image {
@@ -174,7 +174,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_window_is_the_lines_asked_for(
+        fn window_holds_the_requested_lines(
             text in "[a\n]{0,40}", first in 0_usize..12, limit in 1_usize..12, chunk in 1_usize..9
         ) {
             let lines: Vec<&str> = text.split('\n').collect();

@@ -1,5 +1,5 @@
-//! Files are replaced, never written into: a reader sees the old one or the new one, a full disk
-//! leaves the old one, and a second name of the file elsewhere keeps its content.
+//! Atomic replacement of files: a reader sees the old or the new content, a full disk leaves the
+//! old content, and other hard links of the file keep theirs.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -17,34 +17,34 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
 use crate::error::ToolError;
 use crate::request::{WriteRequest, WriteResult};
-use crate::root::{Root, Slot, kind, new_file};
+use crate::root::{Slot, WorkspaceRoot, kind, new_file};
 use crate::truncation::as_u64;
 
-/// Names that are locked at once without meeting by chance.
+/// Number of locks; names with the same hash share one.
 const LOCKS: usize = 64;
 
-/// Names that are tried for a file beside another.
-const MOST_NAMES: usize = 32;
+/// Limit of attempts to find a free name for a temporary file.
+const MAX_NAMES: usize = 32;
 
-/// How long a directory may be locked by others. A place is taken within microseconds; whoever
-/// holds it for longer is a command that means no change of ours.
-const LONGEST_TURN: Duration = Duration::from_secs(5);
+/// Limit of the wait for a directory's lock. A replacement holds the lock for microseconds; a
+/// longer lock belongs to an unrelated program.
+const MAX_LOCK_WAIT: Duration = Duration::from_secs(5);
 
-/// Milliseconds between two looks whether a directory is free; nothing tells.
-const LOOK_AGAIN_MS: u8 = 1;
+/// Poll interval of the lock in milliseconds; flock has no wait with a timeout.
+const LOCK_POLL_MS: u8 = 1;
 
-/// One lock per name of a file: who changes it within this server waits for the others. The
-/// file's own number would not do, for every change makes a new file.
+/// One lock per file name, which serializes changes within this server. The inode number cannot
+/// be the key, because every change creates a new file.
 #[derive(Debug)]
 pub(super) struct Locks {
-    places: [Mutex<()>; LOCKS],
+    locks: [Mutex<()>; LOCKS],
     hasher: RandomState,
 }
 
 impl Default for Locks {
     fn default() -> Self {
         Self {
-            places: std::array::from_fn(|_| Mutex::new(())),
+            locks: std::array::from_fn(|_| Mutex::new(())),
             hasher: RandomState::new(),
         }
     }
@@ -54,28 +54,29 @@ impl Locks {
     pub(super) fn lock(&self, slot: &Slot) -> nix::Result<MutexGuard<'_, ()>> {
         let directory = fstat(&slot.directory)?;
         let name = (directory.st_dev, directory.st_ino, &slot.name);
-        let place = usize::try_from(self.hasher.hash_one(name) % as_u64(LOCKS)).unwrap_or(0);
-        let place = self.places.get(place).ok_or(Errno::EINVAL)?;
-        Ok(place.lock().unwrap_or_else(PoisonError::into_inner))
+        let index = usize::try_from(self.hasher.hash_one(name) % as_u64(LOCKS)).unwrap_or(0);
+        let lock = self.locks.get(index).ok_or(Errno::EINVAL)?;
+        Ok(lock.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 pub(super) fn write(
-    root: &Root,
+    root: &WorkspaceRoot,
     locks: &Locks,
     request: &WriteRequest,
 ) -> Result<WriteResult, ToolError> {
-    let asked = request.path.as_str();
-    let fail = |errno| ToolError::of(asked, errno);
-    let slot = root.slot(asked, true)?;
-    let _turn = locks.lock(&slot).map_err(fail)?;
-    let old = slot.look().map_err(fail)?;
+    let requested = request.path.as_str();
+    let fail = |errno| ToolError::of(requested, errno);
+    let slot = root.slot(requested, true)?;
+    let _lock = locks.lock(&slot).map_err(fail)?;
+    let old = slot.stat().map_err(fail)?;
     if let Some(old) = &old {
-        refuse_other_than_file(asked, old)?;
+        refuse_other_than_file(requested, old)?;
     }
-    let fresh = Fresh::make(&slot, request.content.as_bytes(), old.as_ref()).map_err(fail)?;
-    fresh.take_place().map_err(fail)?;
-    let path = root.locate(asked)?;
+    let temp_file =
+        TempFile::make(&slot, request.content.as_bytes(), old.as_ref()).map_err(fail)?;
+    temp_file.replace().map_err(fail)?;
+    let path = root.locate(requested)?;
     let path = path.strip_prefix(root.path()).unwrap_or(&path);
     Ok(WriteResult {
         ok: true,
@@ -84,34 +85,35 @@ pub(super) fn write(
     })
 }
 
-pub(super) fn refuse_other_than_file(asked: &str, data: &FileStat) -> Result<(), ToolError> {
+pub(super) fn refuse_other_than_file(requested: &str, data: &FileStat) -> Result<(), ToolError> {
     match kind(data) {
         SFlag::S_IFREG => Ok(()),
-        SFlag::S_IFDIR => Err(ToolError::IsDirectory(asked.to_owned())),
-        _ => Err(ToolError::NotAFile(asked.to_owned())),
+        SFlag::S_IFDIR => Err(ToolError::IsDirectory(requested.to_owned())),
+        _ => Err(ToolError::NotAFile(requested.to_owned())),
     }
 }
 
-/// A file with new content, beside the one whose place it is to take. Dropped, it is removed.
-pub(super) struct Fresh<'a> {
+/// A temporary file with the new content in the directory of the target. Dropping it removes the
+/// file.
+pub(super) struct TempFile<'a> {
     slot: &'a Slot,
     name: String,
-    /// Whether the name is still ours to remove.
-    there: bool,
+    /// Whether the temporary file still has to be removed.
+    exists: bool,
 }
 
-impl<'a> Fresh<'a> {
-    /// Writes it out, down to the disk, with owner and mode of the old one.
+impl<'a> TempFile<'a> {
+    /// Writes and syncs the content, with owner and mode of the old file.
     pub(super) fn make(
         slot: &'a Slot,
         content: &[u8],
         old: Option<&FileStat>,
     ) -> nix::Result<Self> {
-        let (mut file, name) = make_beside(slot)?;
-        let fresh = Self {
+        let (mut file, name) = create_beside(slot)?;
+        let temp_file = Self {
             slot,
             name,
-            there: true,
+            exists: true,
         };
         let errno =
             |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
@@ -120,12 +122,12 @@ impl<'a> Fresh<'a> {
             keep_owner_and_mode(&file, old)?;
         }
         file.sync_all().map_err(errno)?;
-        Ok(fresh)
+        Ok(temp_file)
     }
 
-    /// Takes the place, whatever is there.
-    pub(super) fn take_place(self) -> nix::Result<()> {
-        let _turn = turn(self.slot)?;
+    /// Replaces the target unconditionally.
+    pub(super) fn replace(self) -> nix::Result<()> {
+        let _lock = lock_directory(self.slot)?;
         self.rename()
     }
 
@@ -136,31 +138,31 @@ impl<'a> Fresh<'a> {
             &self.slot.directory,
             self.slot.name.as_os_str(),
         )?;
-        self.there = false;
+        self.exists = false;
         Ok(())
     }
 
-    /// Takes the place of exactly `old`. False, and nothing has changed, if somebody else was
-    /// quicker.
-    pub(super) fn take_place_of(self, old: &FileStat) -> nix::Result<bool> {
-        let _turn = turn(self.slot)?;
-        if !self.slot.look()?.is_some_and(|now| is_same(&now, old)) {
+    /// Replaces the target if it is still `old`. Returns false, without a change, if another
+    /// program changed the target first.
+    pub(super) fn replace_if_unchanged(self, old: &FileStat) -> nix::Result<bool> {
+        let _lock = lock_directory(self.slot)?;
+        if !self.slot.stat()?.is_some_and(|now| is_same(&now, old)) {
             return Ok(false);
         }
         match self.exchange() {
             Ok(()) => {}
-            // File systems that cannot; the look before was the last one.
+            // The file system has no exchange; the check above was the last one.
             Err(Errno::EINVAL | Errno::ENOSYS) => return self.rename().map(|()| true),
             Err(Errno::ENOENT) => return Ok(false),
             Err(errno) => return Err(errno),
         }
-        // What we put aside is what was replaced: were it something newer, it goes back. Only
-        // who takes no turns (an editor) can have been so quick.
+        // The exchange moved the replaced file here. A newer file than `old` is moved back; only a
+        // program that does not lock the directory (an editor) can have written it.
         let aside = Slot {
             directory: self.slot.directory.try_clone().map_err(|_| Errno::EMFILE)?,
             name: self.name.clone().into(),
         };
-        if aside.look()?.is_some_and(|was| is_same(&was, old)) {
+        if aside.stat()?.is_some_and(|was| is_same(&was, old)) {
             return Ok(true);
         }
         self.exchange()?;
@@ -178,9 +180,9 @@ impl<'a> Fresh<'a> {
     }
 }
 
-impl Drop for Fresh<'_> {
+impl Drop for TempFile<'_> {
     fn drop(&mut self) {
-        if self.there {
+        if self.exists {
             let _ = unlinkat(
                 &self.slot.directory,
                 self.name.as_str(),
@@ -190,15 +192,14 @@ impl Drop for Fresh<'_> {
     }
 }
 
-/// The turn of whoever takes a place in this directory: other servers on the same workspace wait,
-/// so none builds on a content that is about to go back. None on file systems that lock no
-/// directories.
-fn turn(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
-    let until = Instant::now() + LONGEST_TURN;
+/// Locks the directory against other servers on the same workspace, so that none reads a content
+/// that is about to be moved back. Returns `None` on file systems without directory locks.
+fn lock_directory(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
+    let until = Instant::now() + MAX_LOCK_WAIT;
     let mut directory = slot.directory.try_clone().map_err(|_| Errno::EMFILE)?;
     loop {
         match Flock::lock(directory, FlockArg::LockExclusiveNonblock) {
-            Ok(turn) => return Ok(Some(turn)),
+            Ok(lock) => return Ok(Some(lock)),
             Err((again, Errno::EWOULDBLOCK)) if Instant::now() < until => directory = again,
             Err((_, Errno::EWOULDBLOCK)) => return Err(Errno::EBUSY),
             Err((again, Errno::EINTR)) => {
@@ -207,12 +208,12 @@ fn turn(slot: &Slot) -> nix::Result<Option<Flock<OwnedFd>>> {
             }
             Err(_) => return Ok(None),
         }
-        let _ = poll(&mut [], PollTimeout::from(LOOK_AGAIN_MS));
+        let _ = poll(&mut [], PollTimeout::from(LOCK_POLL_MS));
     }
 }
 
-/// Whether a file is the one that was read, unchanged. Not its change time: a rename is a
-/// change.
+/// Whether a file is the same and unchanged. The change time is not compared, because a rename
+/// updates it.
 fn is_same(now: &FileStat, then: &FileStat) -> bool {
     let of = |data: &FileStat| {
         (
@@ -226,10 +227,10 @@ fn is_same(now: &FileStat, then: &FileStat) -> bool {
     of(now) == of(then)
 }
 
-/// A new file in the same directory, under a name that nobody has.
-fn make_beside(slot: &Slot) -> nix::Result<(File, String)> {
+/// Creates a temporary file in the same directory under a free name.
+fn create_beside(slot: &Slot) -> nix::Result<(File, String)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    for _ in 0..MOST_NAMES {
+    for _ in 0..MAX_NAMES {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!(".palisade-{}-{number}.tmp", std::process::id());
         match new_file(&slot.directory, &name, Mode::from_bits_truncate(0o666)) {
@@ -241,8 +242,8 @@ fn make_beside(slot: &Slot) -> nix::Result<(File, String)> {
     Err(Errno::EEXIST)
 }
 
-/// The old file's owner, if we may give files away, and its mode. A file of another owner does
-/// not get the bits that lend his rights.
+/// Sets the old file's owner, if permitted, and its mode. If the owner cannot be kept, the setuid
+/// and setgid bits are removed.
 fn keep_owner_and_mode(file: &File, old: &FileStat) -> nix::Result<()> {
     let new = fstat(file)?;
     let mut mode = Mode::from_bits_truncate(old.st_mode);
@@ -258,16 +259,16 @@ fn keep_owner_and_mode(file: &File, old: &FileStat) -> nix::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::root::Reach;
+    use crate::root::PathScope;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    fn place() -> (tempfile::TempDir, Root) {
-        let place = tempfile::tempdir().unwrap();
-        let root = Root::open(place.path(), Reach::Workspace).unwrap();
-        (place, root)
+    fn workspace() -> (tempfile::TempDir, WorkspaceRoot) {
+        let workspace = tempfile::tempdir().unwrap();
+        let root = WorkspaceRoot::open(workspace.path(), PathScope::Workspace).unwrap();
+        (workspace, root)
     }
 
-    fn put(root: &Root, path: &str, content: &str) -> Result<WriteResult, ToolError> {
+    fn put(root: &WorkspaceRoot, path: &str, content: &str) -> Result<WriteResult, ToolError> {
         let request = WriteRequest {
             path: path.to_owned(),
             content: content.to_owned(),
@@ -275,8 +276,8 @@ mod tests {
         write(root, &Locks::default(), &request)
     }
 
-    fn names(place: &tempfile::TempDir) -> Vec<String> {
-        let mut names: Vec<String> = std::fs::read_dir(place.path())
+    fn names(workspace: &tempfile::TempDir) -> Vec<String> {
+        let mut names: Vec<String> = std::fs::read_dir(workspace.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -285,11 +286,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_with_its_mode() {
-        let (place, root) = place();
+    fn replaced_file_keeps_its_mode() {
+        let (workspace, root) = workspace();
         let result = put(&root, "/a/b.sh", "one").unwrap();
         assert_eq!((result.path.as_str(), result.bytes), ("a/b.sh", 3));
-        let file = place.path().join("a/b.sh");
+        let file = workspace.path().join("a/b.sh");
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o751)).unwrap();
         let before = std::fs::metadata(&file).unwrap();
         put(&root, "a/b.sh", "two").unwrap();
@@ -300,22 +301,25 @@ mod tests {
     }
 
     #[test]
-    fn the_other_name_of_a_file_keeps_its_content() {
-        let (place, root) = place();
-        let outside = tempfile::tempdir_in(place.path().parent().unwrap()).unwrap();
+    fn hard_link_outside_keeps_its_content() {
+        let (workspace, root) = workspace();
+        let outside = tempfile::tempdir_in(workspace.path().parent().unwrap()).unwrap();
         let secret = outside.path().join("secret");
         std::fs::write(&secret, "before").unwrap();
-        std::fs::hard_link(&secret, place.path().join("link")).unwrap();
+        std::fs::hard_link(&secret, workspace.path().join("link")).unwrap();
         put(&root, "link", "after").unwrap();
         assert_eq!(std::fs::read(&secret).unwrap(), b"before");
-        assert_eq!(std::fs::read(place.path().join("link")).unwrap(), b"after");
+        assert_eq!(
+            std::fs::read(workspace.path().join("link")).unwrap(),
+            b"after"
+        );
     }
 
     #[test]
-    fn what_is_no_file_is_not_replaced() {
-        let (place, root) = place();
-        nix::unistd::mkfifo(&place.path().join("pipe"), Mode::S_IRWXU).unwrap();
-        std::fs::create_dir(place.path().join("directory")).unwrap();
+    fn only_regular_files_are_replaced() {
+        let (workspace, root) = workspace();
+        nix::unistd::mkfifo(&workspace.path().join("pipe"), Mode::S_IRWXU).unwrap();
+        std::fs::create_dir(workspace.path().join("directory")).unwrap();
         assert_eq!(
             put(&root, "pipe", "x").unwrap_err(),
             ToolError::NotAFile("pipe".into())
@@ -326,38 +330,41 @@ mod tests {
                 ToolError::IsDirectory(_)
             ));
         }
-        assert_eq!(names(&place), ["directory", "pipe"]);
+        assert_eq!(names(&workspace), ["directory", "pipe"]);
     }
 
     #[test]
-    fn a_directory_that_is_never_let_go_is_an_error_and_changes_nothing() {
-        let (place, root) = place();
+    fn locked_directory_is_an_error_and_changes_nothing() {
+        let (workspace, root) = workspace();
         put(&root, "file", "before").unwrap();
-        let held = File::open(place.path()).unwrap();
+        let held = File::open(workspace.path()).unwrap();
         held.lock().unwrap();
         let busy = ToolError::Busy("file".into());
         assert_eq!(put(&root, "file", "after").unwrap_err(), busy);
-        assert_eq!(std::fs::read(place.path().join("file")).unwrap(), b"before");
-        assert_eq!(names(&place), ["file"]);
+        assert_eq!(
+            std::fs::read(workspace.path().join("file")).unwrap(),
+            b"before"
+        );
+        assert_eq!(names(&workspace), ["file"]);
         drop(held);
         put(&root, "file", "after").unwrap();
     }
 
     #[test]
-    fn whoever_was_quicker_keeps_his_change() {
-        let (place, root) = place();
-        let file = place.path().join("file");
+    fn concurrent_change_is_not_overwritten() {
+        let (workspace, root) = workspace();
+        let file = workspace.path().join("file");
         let slot = root.slot("file", false).unwrap();
         std::fs::write(&file, "read").unwrap();
-        let read = slot.look().unwrap().unwrap();
-        let fresh = Fresh::make(&slot, b"mine", Some(&read)).unwrap();
-        put(&root, "file", "his").unwrap();
-        assert!(!fresh.take_place_of(&read).unwrap());
-        assert_eq!(std::fs::read(&file).unwrap(), b"his");
-        let read = slot.look().unwrap().unwrap();
-        let fresh = Fresh::make(&slot, b"mine", Some(&read)).unwrap();
-        assert!(fresh.take_place_of(&read).unwrap());
+        let read = slot.stat().unwrap().unwrap();
+        let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
+        put(&root, "file", "theirs").unwrap();
+        assert!(!temp_file.replace_if_unchanged(&read).unwrap());
+        assert_eq!(std::fs::read(&file).unwrap(), b"theirs");
+        let read = slot.stat().unwrap().unwrap();
+        let temp_file = TempFile::make(&slot, b"mine", Some(&read)).unwrap();
+        assert!(temp_file.replace_if_unchanged(&read).unwrap());
         assert_eq!(std::fs::read(&file).unwrap(), b"mine");
-        assert_eq!(names(&place), ["file"]);
+        assert_eq!(names(&workspace), ["file"]);
     }
 }

@@ -1,8 +1,8 @@
-//! Every file below a directory that no .gitignore leaves out, by several threads.
+//! Parallel walk of a directory that skips files ignored by `.gitignore`.
 //!
-//! Directories are opened from the one the walk began in, never through a link, so that a
-//! directory that is moved away or replaced meanwhile leads nowhere else. What is read of
-//! `.gitignore` is a regular file of bounded size: an agent may have made it a FIFO.
+//! Directories are opened relative to the start of the walk and never through a symbolic link, so
+//! a directory that is moved or replaced meanwhile cannot redirect the walk. A `.gitignore` is read
+//! only if it is a regular file, up to a size limit: an agent may have made it a FIFO.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -18,60 +18,60 @@ use nix::dir::{Dir, Type};
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{SFlag, fstat, fstatat};
 
-use super::Over;
+use super::Cancelled;
 use crate::root::{kind, open_name, open_plain};
 
-/// More threads than that wait for each other.
-const MOST_THREADS: usize = 12;
+/// Limit of threads; more of them only wait for each other.
+const MAX_THREADS: usize = 12;
 
-/// What is read of a file of patterns.
-const LONGEST_PATTERNS: u64 = 1 << 20;
+/// Limit of the bytes read from a pattern file.
+const MAX_PATTERN_FILE: u64 = 1 << 20;
 
-/// A walk: from where, and what of.
+/// A walk of a directory.
 pub(super) struct Walk<'a> {
-    /// Where paths begin.
+    /// The directory that paths are relative to.
     pub(super) base: &'a OwnedFd,
-    /// Where the walk begins, from the base.
+    /// The start of the walk, relative to the base.
     pub(super) top: &'a Path,
-    /// Files that are wanted although they are ignored, or not wanted.
+    /// Globs that take precedence over ignore rules.
     pub(super) overrides: Override,
-    /// Whether it is in vain to go on.
-    pub(super) over: &'a Over,
+    /// Stops the walk when set.
+    pub(super) cancelled: &'a Cancelled,
 }
 
 /// A file that was found.
-pub(super) struct Found<'a> {
-    /// The directory it is in.
+pub(super) struct FoundFile<'a> {
+    /// The open parent directory.
     pub(super) directory: &'a OwnedFd,
-    /// Its name there.
+    /// The name in that directory.
     pub(super) name: &'a OsStr,
-    /// Its path from the base.
+    /// The path relative to the base.
     pub(super) path: &'a Path,
-    /// Whether it is a regular file, and not a link or something else.
+    /// Whether the entry is a regular file, not a symbolic link or special file.
     pub(super) is_file: bool,
 }
 
-/// Whether a visitor wants more.
+/// Whether the walk continues.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    GoOn,
+pub(super) enum WalkControl {
+    Continue,
     Stop,
 }
 
 impl Walk<'_> {
-    /// Shows every file to a visitor; `make` makes one per thread.
-    pub(super) fn run<V: FnMut(Found<'_>) -> Next>(&self, make: impl Fn() -> V + Sync) {
+    /// Calls a visitor for every file; `make` creates one visitor per thread.
+    pub(super) fn run<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, make: impl Fn() -> V + Sync) {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let line = Line::new(self.first());
+        let queue = WorkQueue::new(self.first());
         std::thread::scope(|scope| {
-            for _ in 1..threads.min(MOST_THREADS) {
-                scope.spawn(|| self.work(&line, make()));
+            for _ in 1..threads.min(MAX_THREADS) {
+                scope.spawn(|| self.work(&queue, make()));
             }
-            self.work(&line, make());
+            self.work(&queue, make());
         });
     }
 
-    /// The directory to begin with, and the rules of those above it.
+    /// The first directory, with the ignore rules of its parents.
     fn first(&self) -> Task {
         let mut rules = None;
         let above: Vec<&Path> = self.top.ancestors().skip(1).collect();
@@ -86,27 +86,27 @@ impl Walk<'_> {
         }
     }
 
-    fn work<V: FnMut(Found<'_>) -> Next>(&self, line: &Line, mut visit: V) {
-        while let Some(task) = line.next() {
+    fn work<V: FnMut(FoundFile<'_>) -> WalkControl>(&self, queue: &WorkQueue, mut visit: V) {
+        while let Some(task) = queue.next() {
             let mut below = Vec::new();
-            let next = if self.over.is_over() {
-                Next::Stop
+            let next = if self.cancelled.is_cancelled() {
+                WalkControl::Stop
             } else {
                 self.list(&task, &mut below, &mut visit)
             };
-            line.done(below, next);
+            queue.done(below, next);
         }
     }
 
-    fn list<V: FnMut(Found<'_>) -> Next>(
+    fn list<V: FnMut(FoundFile<'_>) -> WalkControl>(
         &self,
         task: &Task,
         below: &mut Vec<Task>,
         visit: &mut V,
-    ) -> Next {
-        // One that went meanwhile, or may not be read, has nothing to show.
+    ) -> WalkControl {
+        // A removed or unreadable directory is skipped.
         let Ok(directory) = open_directory(self.base, &task.path) else {
-            return Next::GoOn;
+            return WalkControl::Continue;
         };
         let rules = Rules::of(&directory, &task.path, task.rules.clone());
         let Ok(mut listing) = directory
@@ -114,7 +114,7 @@ impl Walk<'_> {
             .map_err(|_| nix::errno::Errno::EMFILE)
             .and_then(Dir::from_fd)
         else {
-            return Next::GoOn;
+            return WalkControl::Continue;
         };
         for entry in listing.iter() {
             let Ok(entry) = entry else { break };
@@ -124,11 +124,11 @@ impl Walk<'_> {
             }
             let found = entry
                 .file_type()
-                .or_else(|| look(&directory, name))
+                .or_else(|| stat_type(&directory, name))
                 .unwrap_or(Type::File);
             let is_directory = found == Type::Directory;
             let path = task.path.join(name);
-            if self.is_left_out(&path, is_directory, rules.as_deref()) {
+            if self.is_ignored(&path, is_directory, rules.as_deref()) {
                 continue;
             }
             if is_directory {
@@ -138,21 +138,21 @@ impl Walk<'_> {
                 });
                 continue;
             }
-            let found = Found {
+            let found = FoundFile {
                 directory: &directory,
                 name,
                 path: &path,
                 is_file: found == Type::File,
             };
-            if visit(found) == Next::Stop {
-                return Next::Stop;
+            if visit(found) == WalkControl::Stop {
+                return WalkControl::Stop;
             }
         }
-        Next::GoOn
+        WalkControl::Continue
     }
 
-    /// A glob that was asked for has the first word, then the closest .gitignore.
-    fn is_left_out(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
+    /// Globs of the request take precedence, then the closest `.gitignore`.
+    fn is_ignored(&self, path: &Path, is_directory: bool, rules: Option<&Rules>) -> bool {
         match self.overrides.matched(path, is_directory) {
             Match::Ignore(_) => return true,
             Match::Whitelist(_) => return false,
@@ -174,8 +174,8 @@ fn open_directory(base: &OwnedFd, path: &Path) -> nix::Result<OwnedFd> {
     open_plain(base, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
 
-/// For file systems that do not say in a listing.
-fn look(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
+/// The type of an entry, for file systems that do not report it in a listing.
+fn stat_type(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
     let data = fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
     Some(match kind(&data) {
         SFlag::S_IFREG => Type::File,
@@ -185,7 +185,7 @@ fn look(directory: &OwnedFd, name: &OsStr) -> Option<Type> {
     })
 }
 
-/// The patterns of a directory, and those above it.
+/// The ignore patterns of a directory and its parents.
 struct Rules {
     here: Gitignore,
     above: Option<Arc<Rules>>,
@@ -194,7 +194,7 @@ struct Rules {
 impl Rules {
     fn of(directory: &OwnedFd, path: &Path, above: Option<Arc<Self>>) -> Option<Arc<Self>> {
         let mut rules = above;
-        // A repository of its own does not care for the patterns around it.
+        // A nested repository does not inherit the patterns of its parents.
         if fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok() {
             rules = None;
             let exclude = Path::new(".git/info/exclude");
@@ -214,14 +214,14 @@ impl Rules {
         }
         let mut bytes = Vec::new();
         let file = std::fs::File::from(file);
-        if file.take(LONGEST_PATTERNS).read_to_end(&mut bytes).is_err() {
+        if file.take(MAX_PATTERN_FILE).read_to_end(&mut bytes).is_err() {
             return above;
         }
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_start_matches('\u{feff}');
         let mut builder = GitignoreBuilder::new(path);
         for line in text.lines() {
-            // A pattern that is none matches nothing, as for git.
+            // An invalid pattern matches nothing, as in git.
             let _ = builder.add_line(None, line);
         }
         match builder.build() {
@@ -231,14 +231,14 @@ impl Rules {
     }
 }
 
-/// A directory that waits to be listed.
+/// A directory to list.
 struct Task {
     path: PathBuf,
     rules: Option<Arc<Rules>>,
 }
 
-/// Directories that wait, and those who work on them.
-struct Line {
+/// Queue of directories, shared by the threads.
+struct WorkQueue {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -249,7 +249,7 @@ struct State {
     stopped: bool,
 }
 
-impl Line {
+impl WorkQueue {
     fn new(first: Task) -> Self {
         Self {
             state: Mutex::new(State {
@@ -261,7 +261,7 @@ impl Line {
         }
     }
 
-    /// The next directory; none when nobody can find another one.
+    /// The next directory; `None` when the queue is empty and no thread can add to it.
     fn next(&self) -> Option<Task> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -283,11 +283,11 @@ impl Line {
         }
     }
 
-    fn done(&self, below: Vec<Task>, next: Next) {
+    fn done(&self, below: Vec<Task>, next: WalkControl) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.busy -= 1;
         state.waiting.extend(below);
-        state.stopped |= next == Next::Stop;
+        state.stopped |= next == WalkControl::Stop;
         drop(state);
         self.changed.notify_all();
     }

@@ -1,7 +1,7 @@
 //! A half-open circuit breaker beside requests that do not get as far as their upstream.
 
 use policy::breaker::State;
-use testkit::origin::Reply;
+use testkit::origin::OriginReply;
 use testkit::wait::eventually;
 use tokio::io::AsyncWriteExt;
 
@@ -26,8 +26,8 @@ async fn half_open(host: &str, path: &str) -> Gate {
         ..Rules::with_bundle("mine", ASK)
     };
     let gate = Gate::answering(&rules, |asked| match asked.header("x-fail") {
-        Some(_) => Reply::status(500),
-        None => Reply::text("hello"),
+        Some(_) => OriginReply::status(500),
+        None => OriginReply::text("hello"),
     });
     let failing = String::from_utf8(get(host, path)).unwrap();
     let failing = failing.replace("Connection:", "X-Fail: yes\r\nConnection:");

@@ -12,7 +12,7 @@ use policy::id::SandboxId;
 use policy::reason::Reason;
 use policy::verdict::Word;
 use serde_json::Value;
-use testkit::origin::{Origin, Received, Reply};
+use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
@@ -77,7 +77,7 @@ impl Rules {
 
     /// Reads them as an operator wrote them, and asks about unknown hosts where they say so:
     /// production settings cannot say that yet.
-    fn settings(&self, directory: &Path, origin: &Origin) -> Settings {
+    fn settings(&self, directory: &Path, origin: &OriginServer) -> Settings {
         let address = origin.address();
         let resolve: Vec<String> = NAMES
             .iter()
@@ -131,7 +131,7 @@ impl Answered {
 /// The gate.
 pub(super) struct Gate {
     directory: tempfile::TempDir,
-    pub(super) origin: Origin,
+    pub(super) origin: OriginServer,
     pub(super) services: Arc<Services>,
     pub(super) operator: Arc<TestOperator>,
     /// The state of the sandbox.
@@ -142,28 +142,32 @@ pub(super) struct Gate {
 impl Gate {
     /// A gate under `rules`, whose origin answers everything with `hello`.
     pub(super) fn new(rules: &Rules) -> Self {
-        Self::answering(rules, |_| Reply::text("hello"))
+        Self::answering(rules, |_| OriginReply::text("hello"))
     }
 
     /// The same with an origin that answers as it is told.
     pub(super) fn answering(
         rules: &Rules,
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let origin = Origin::http(answer);
+        let origin = OriginServer::http(answer);
         Self::before(directory, rules, origin)
     }
 
     /// The same before `origin`, with its files in `directory`.
-    pub(super) fn before(directory: tempfile::TempDir, rules: &Rules, origin: Origin) -> Self {
+    pub(super) fn before(
+        directory: tempfile::TempDir,
+        rules: &Rules,
+        origin: OriginServer,
+    ) -> Self {
         Self::start(directory, rules, origin, |parts| parts)
     }
 
     /// The same with other parts.
     pub(super) fn with_parts(
         rules: &Rules,
-        origin: Origin,
+        origin: OriginServer,
         change: impl FnOnce(Parts) -> Parts,
     ) -> Self {
         Self::start(tempfile::tempdir().unwrap(), rules, origin, change)
@@ -172,7 +176,7 @@ impl Gate {
     fn start(
         directory: tempfile::TempDir,
         rules: &Rules,
-        origin: Origin,
+        origin: OriginServer,
         change: impl FnOnce(Parts) -> Parts,
     ) -> Self {
         let records = Arc::<Records>::default();
@@ -280,8 +284,8 @@ pub(super) async fn assert_nothing_held(
 }
 
 /// An origin that answers everything with `hello`.
-pub(super) fn hello_origin() -> Origin {
-    Origin::http(|_| Reply::text("hello"))
+pub(super) fn hello_origin() -> OriginServer {
+    OriginServer::http(|_| OriginReply::text("hello"))
 }
 
 /// A request for a path of a host.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use policy::answer::Answer;
-use testkit::origin::{Latch, Reply};
+use testkit::origin::{Latch, OriginReply};
 use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::fixture::{Gate, Rules, get};
@@ -43,7 +43,7 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
     let latch = Latch::new();
     let paused = latch.clone();
     let gate = Gate::answering(&Rules::default(), move |_| {
-        Reply::text("hello").paused(&paused)
+        OriginReply::text("hello").paused(&paused)
     });
     let mut asked = gate.begin(&get("asked.example", "/")).await;
     let open = gate.operator.next().await;
@@ -74,7 +74,9 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
 async fn expiry_before_the_upstream_answers_is_a_refusal() {
     let latch = Latch::new();
     let held = latch.clone();
-    let gate = Gate::answering(&Rules::default(), move |_| Reply::text("hello").held(&held));
+    let gate = Gate::answering(&Rules::default(), move |_| {
+        OriginReply::text("hello").held(&held)
+    });
     let asking = gate.ask("asked.example", "/").await;
     let answer = allow_for(&gate, Duration::from_millis(500));
     gate.operator.next().await.answer(answer);

@@ -9,7 +9,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use policy::audit::AuditEvent;
 use policy::reason::Reason;
 use policy::verdict::{Grant, Word};
-use testkit::resolver::{Data, Reply, Resolver, record};
+use testkit::resolver::{DnsReply, RecordData, Resolver, record};
 use tokio::time::timeout;
 
 use super::fixture::{Gate, Rules};
@@ -48,8 +48,8 @@ async fn resolve(
 #[tokio::test]
 async fn unknown_name_raises_a_question_and_fails_at_once() {
     let resolver = Resolver::start();
-    let told = Reply::Records(vec![record("named.example", Data::A(ADDRESS))]);
-    resolver.tell("named.example", 1, told);
+    let told = DnsReply::Records(vec![record("named.example", RecordData::A(ADDRESS))]);
+    resolver.set_reply("named.example", 1, told);
     let gate = Gate::new(&Rules {
         egress: format!(
             "  dns: {{mode: forward, upstreams: ['{}']}}\n",
@@ -64,7 +64,7 @@ async fn unknown_name_raises_a_question_and_fails_at_once() {
     assert_eq!(event.verdict, Some(Word::Deny));
     assert_eq!(event.reason, Some(Reason::AskTimeout));
     assert_eq!(event.rule.unwrap().as_str(), "egress.unknown");
-    assert_eq!(resolver.asked(), []);
+    assert_eq!(resolver.queries(), []);
     let raised = gate.operator.raised();
     let [question] = raised.as_slice() else {
         panic!("{raised:?}");

@@ -6,7 +6,7 @@ use policy::answer::Answer;
 use policy::host::Host;
 use policy::reason::Reason;
 use policy::verdict::Word;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::time::{Instant, sleep};
@@ -68,7 +68,7 @@ async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
 
 #[tokio::test]
 async fn unread_connection_gets_what_the_operator_answered() {
-    let origin = Origin::raw(|mut stream, _| {
+    let origin = OriginServer::raw(|mut stream, _| {
         let mut words = [0; 5];
         std::io::Read::read_exact(&mut stream, &mut words).unwrap();
         std::io::Write::write_all(&mut stream, &words).unwrap();
@@ -121,7 +121,7 @@ async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn dismissal_ends_the_hold_of_an_unread_connection() {
-    let gate = Gate::answering(&Rules::default(), |_| Reply::text("hello"));
+    let gate = Gate::answering(&Rules::default(), |_| OriginReply::text("hello"));
     let begun = Instant::now();
     let client = begin(&gate).await;
     let open = gate.operator.next().await;

@@ -11,7 +11,7 @@ use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
 use policy::identity::Lookup;
 use policy::ports::{AuditLog, AuditSink, Registry};
-use testkit::origin::{Latch, Origin, Reply};
+use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::wait::eventually;
 
 use super::fixture::{Gate, Rules, hello_origin};
@@ -109,7 +109,7 @@ async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
 async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     let latch = Latch::new();
     let (held, threads) = (latch.clone(), RecordingRegistry::default());
-    let origin = Origin::http(move |_| Reply::text("hello").held(&held));
+    let origin = OriginServer::http(move |_| OriginReply::text("hello").held(&held));
     let gate = Gate::with_parts(&Rules::default(), origin, |parts| Parts {
         registry: Arc::new(threads.clone()),
         ..parts

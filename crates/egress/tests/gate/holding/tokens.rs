@@ -65,9 +65,9 @@ async fn request_decided_three_times_takes_one_label_once_allowed() {
     let gate = Gate::new(&rules);
     let (refused, allowed) = (odd_name(0).to_string(), odd_name(1).to_string());
     assert_eq!(ask_twice(&gate, &rules, &refused, Answer::Deny).await, 403);
-    assert_eq!(resolver.asked(), []);
+    assert_eq!(resolver.queries(), []);
     assert_eq!(ask_twice(&gate, &rules, &allowed, ALLOW).await, 502);
-    assert!(resolver.asked().iter().all(|asked| asked.name == allowed));
+    assert!(resolver.queries().iter().all(|asked| asked.name == allowed));
     let labels = gate.services.names().labels();
     let fit = |number: &usize| labels.admit(&sandbox(), &odd_name(*number)).is_ok();
     assert_eq!((2..30).take_while(fit).count(), 15);

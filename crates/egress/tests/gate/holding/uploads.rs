@@ -13,7 +13,7 @@ use policy::verdict::Word;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use testkit::ca::Ca;
-use testkit::origin::{Origin, Reply};
+use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait::LIMIT;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -38,7 +38,7 @@ fn gate() -> Gate {
     let directory = tempfile::tempdir().unwrap();
     let ca = Ca::new("roots of a test");
     ca.write(directory.path());
-    let origin = Origin::https(ca.identity(&[HOST]), |_| Reply::text("hello"));
+    let origin = OriginServer::https(ca.identity(&[HOST]), |_| OriginReply::text("hello"));
     let rules = Rules {
         egress: "  extra_roots: [root.pem]\n".to_owned(),
         ..Rules::with_bundle("mine", ASK)

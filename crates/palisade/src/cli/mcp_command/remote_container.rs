@@ -6,7 +6,7 @@ use config::section::sandbox::RemoteContainer;
 use control::remote;
 use policy::id::SandboxId;
 use sandbox::contract::SandboxBackend;
-use workbench::client::Client;
+use workbench::client::WorkbenchClient;
 
 use crate::cli::{Global, remote as command};
 
@@ -23,8 +23,8 @@ impl Elsewhere {
     }
 
     /// The client of its workbench.
-    pub fn client(&self) -> Result<Client> {
-        Ok(Client::of(&self.0)?)
+    pub fn client(&self) -> Result<WorkbenchClient> {
+        Ok(WorkbenchClient::of(&self.0)?)
     }
 
     /// Does something with it as with any sandbox, where that may block.

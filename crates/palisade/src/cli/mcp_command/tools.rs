@@ -12,9 +12,9 @@ use mcp::agents::workshop::{
 use policy::id::SandboxId;
 use sandbox::contract::{ExecutionResult, SandboxBackend, SandboxCommand, SandboxError};
 use sandbox::namespace::Namespace;
-use workbench::client::{Client, ClientError};
+use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::{
-    BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadRequest, ReadResult,
+    BashRequest, EditRequest, FindRequest, GrepRequest, LsRequest, ReadFileRequest, ReadResult,
     WriteRequest,
 };
 use workbench::truncation::Truncation;
@@ -51,7 +51,7 @@ const ABOUT_THE_REQUEST: &[&str] = &[
 /// The tools of one sandbox.
 pub struct Tools {
     place: Place,
-    client: Client,
+    client: WorkbenchClient,
 }
 
 /// Where git is run.
@@ -76,7 +76,7 @@ impl Tools {
     }
 
     pub async fn read(&self, asked: &Read) -> Result<Content, WorkshopError> {
-        let request = ReadRequest {
+        let request = ReadFileRequest {
             path: asked.path.clone(),
             offset: asked.offset,
             limit: asked.limit,
@@ -248,9 +248,9 @@ fn cut(truncation: Truncation) -> Cut {
     }
 }
 
-fn told(error: ClientError) -> WorkshopError {
+fn told(error: WorkbenchClientError) -> WorkshopError {
     match error {
-        ClientError::Refused(why) => {
+        WorkbenchClientError::Refused(why) => {
             if ABOUT_THE_REQUEST.iter().any(|words| why.starts_with(words)) {
                 WorkshopError::Invalid(why)
             } else {
@@ -258,14 +258,14 @@ fn told(error: ClientError) -> WorkshopError {
             }
         }
         // A sandbox that stands still, or was stopped.
-        ClientError::Closed { reason, .. } => WorkshopError::Refused(reason),
-        error @ (ClientError::TimedOut(_)
-        | ClientError::Inaccessible { .. }
-        | ClientError::Unauthorized(_)
-        | ClientError::NoToken
-        | ClientError::Address(_)
-        | ClientError::Broken { .. }
-        | ClientError::Strange { .. }) => WorkshopError::Failed(error.to_string()),
+        WorkbenchClientError::Closed { reason, .. } => WorkshopError::Refused(reason),
+        error @ (WorkbenchClientError::TimedOut(_)
+        | WorkbenchClientError::Inaccessible { .. }
+        | WorkbenchClientError::Unauthorized(_)
+        | WorkbenchClientError::NoToken
+        | WorkbenchClientError::InvalidAddress(_)
+        | WorkbenchClientError::ConnectionLost { .. }
+        | WorkbenchClientError::InvalidResponse { .. }) => WorkshopError::Failed(error.to_string()),
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
             (ToolError::Changed(path()), false),
             (ToolError::Busy(path()), false),
         ] {
-            let told = told(ClientError::Refused(error.to_string()));
+            let told = told(WorkbenchClientError::Refused(error.to_string()));
             let found = matches!(told, WorkshopError::Invalid(_));
             assert_eq!(found, is_invalid, "{error}");
         }

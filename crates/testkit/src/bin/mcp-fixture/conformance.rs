@@ -11,7 +11,7 @@ use crate::wire::Outcome;
 
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// Whether it takes time, or asks the client something.
+/// Whether the tool takes time, or sends a request to the client.
 pub(crate) fn waits(name: &str) -> bool {
     !matches!(
         name,
@@ -25,7 +25,7 @@ pub(crate) fn waits(name: &str) -> bool {
     )
 }
 
-/// Calls one of them; `None` when the name is another's.
+/// Calls one of these tools; `None` for other names.
 pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled> {
     let outcome = match name {
         "test_simple_text" => Outcome::text("This is a simple text response for testing."),
@@ -277,7 +277,7 @@ fn several(call: &Call) -> Result<Outcome, Cancelled> {
     })
 }
 
-/// Asks only what the client said it can answer.
+/// Sends only requests that the client declared as capabilities.
 fn capable(call: &Call) -> Result<Outcome, Cancelled> {
     let mut questions = Vec::new();
     if call.server.client_can("sampling") {

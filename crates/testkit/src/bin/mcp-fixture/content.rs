@@ -1,14 +1,14 @@
-//! The smallest picture and the smallest sound.
+//! A minimal image and a minimal sound.
 
 use serde_json::{Value, json};
 
 /// One red pixel, PNG.
 pub(crate) const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
 
-/// No sample at all, WAV.
+/// A WAV file without samples.
 pub(crate) const WAV: &str = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQAAAAA=";
 
-/// The picture as content.
+/// The image as content.
 pub(crate) fn image() -> Value {
     json!({"type": "image", "data": PNG, "mimeType": "image/png"})
 }

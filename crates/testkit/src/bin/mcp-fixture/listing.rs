@@ -1,4 +1,4 @@
-//! What the server says it has.
+//! The lists of tools, prompts and resources.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::server::{Server, text};
 use crate::wire::Outcome;
 
-/// Tools without arguments, and what they do.
+/// Tools without arguments, with their descriptions.
 const PLAIN: &[(&str, &str)] = &[
     ("test_simple_text", "Returns a text"),
     ("test_image_content", "Returns a picture"),
@@ -71,7 +71,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("who", "Tells its process and how many sessions it has seen"),
 ];
 
-/// Tools with arguments: name, what it does, its properties, those it needs.
+/// Tools with arguments: name, description, properties, required properties.
 fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
     let number = || json!({"type": "integer", "minimum": 0});
     let string = || json!({"type": "string"});
@@ -151,14 +151,14 @@ fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
         ),
         (
             "ask",
-            "Sends the client any request, and returns what came of it",
+            "Sends the client any request, and returns the response",
             json!({"method": string(), "params": {"type": "object"}, "key": string()}),
             json!(["method"]),
         ),
     ]
 }
 
-/// A schema with words of JSON Schema 2020-12 that a relay must keep.
+/// A schema with keywords of JSON Schema 2020-12 that a relay must keep.
 fn wordy_schema() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -261,7 +261,7 @@ pub(crate) fn templates() -> Outcome {
     }]}))
 }
 
-/// All of it, or the page that the cursor names.
+/// The whole list, or the page of the cursor.
 fn page(server: &Server, what: &str, all: Vec<Value>, params: &Value) -> Outcome {
     let Some(size) = server.options.page else {
         return Outcome::value(&json!({what: all}));

@@ -1,8 +1,8 @@
-//! A stdio MCP server for tests: everything `@modelcontextprotocol/conformance` asks of a
-//! server, and tools that do what a bad or unlucky server does.
+//! A stdio MCP server for tests: everything that `@modelcontextprotocol/conformance` requires of a
+//! server, and tools that misbehave on purpose.
 //!
-//! Written by hand, without an SDK, so that it says exactly what a test wants said. It speaks
-//! the revisions that begin with `initialize` (2024-11-05 to 2025-11-25). Its switches are
+//! Written by hand, without an SDK, so that tests control every byte. It supports the revisions
+//! that begin with `initialize` (2024-11-05 to 2025-11-25). Its options are
 //! arguments, or words in `MCP_FIXTURE`; see [`options::Options`].
 
 mod conformance;
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         signals.add(Signal::SIGTERM);
         signals.add(Signal::SIGINT);
         signals.add(Signal::SIGHUP);
-        // Threads inherit it, so the whole process is deaf to them.
+        // Threads inherit the signal mask, so the whole process ignores these signals.
         if signals.thread_block().is_err() {
             return ExitCode::FAILURE;
         }

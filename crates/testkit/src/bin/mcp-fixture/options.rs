@@ -1,31 +1,31 @@
-//! The switches.
+//! Command-line options.
 
 use std::path::PathBuf;
 
-/// How this server differs from a good one.
+/// How this server misbehaves.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// `--die`: ends at once.
+    /// `--die`: exits at once.
     die: bool,
-    /// `--die-unless FILE`: ends at once while the file is not there.
+    /// `--die-unless FILE`: exits at once while the file does not exist.
     die_unless: Option<PathBuf>,
     /// `--deaf`: reads, and never answers.
     pub(crate) deaf: bool,
-    /// `--stubborn`: goes on when its input ends, and when it is asked to end.
+    /// `--stubborn`: keeps running after the end of its input and after SIGTERM.
     pub(crate) stubborn: bool,
-    /// `--junk-first`: says things that are no JSON-RPC before anything else.
+    /// `--junk-first`: writes lines that are not JSON-RPC first.
     pub(crate) junk_first: bool,
-    /// `--describe TEXT`, `--describe-from FILE`: what `echo_raw` says of itself, so that it
-    /// can differ from start to start.
+    /// `--describe TEXT`, `--describe-from FILE`: the description of `echo_raw`, which can
+    /// thereby change between starts.
     pub(crate) description: Option<String>,
-    /// `--revision DATE`: the newest revision it admits to.
+    /// `--revision DATE`: the newest supported revision.
     pub(crate) revision: Option<String>,
-    /// `--pages N`: lists come in pages of so many.
+    /// `--pages N`: the page size of lists.
     pub(crate) page: Option<usize>,
 }
 
 impl Options {
-    /// Arguments, then the words of `MCP_FIXTURE`; the unknown word otherwise.
+    /// Reads the arguments, then the words of `MCP_FIXTURE`; the error is the unknown word.
     pub(crate) fn read() -> Result<Self, String> {
         let more = std::env::var("MCP_FIXTURE").unwrap_or_default();
         let more: Vec<String> = more.split_whitespace().map(str::to_owned).collect();
@@ -52,7 +52,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Whether it is not to live.
+    /// Whether the server exits at once.
     pub(crate) fn dies(&self) -> bool {
         self.die || self.die_unless.as_ref().is_some_and(|file| !file.exists())
     }

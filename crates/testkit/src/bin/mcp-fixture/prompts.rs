@@ -6,7 +6,7 @@ use crate::content;
 use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
-/// Whether it asks the client something on its way.
+/// Whether the prompt sends a request to the client.
 pub(crate) fn waits(name: &str) -> bool {
     name == "test_input_required_result_prompt"
 }
@@ -57,7 +57,7 @@ pub(crate) fn get(call: &Call) -> Result<Outcome, Cancelled> {
     ))
 }
 
-/// Values that begin with what was typed.
+/// Values that start with the typed text.
 pub(crate) fn complete(params: &Value) -> Outcome {
     let typed = params.pointer("/argument/value").and_then(Value::as_str);
     let words = ["paris", "park", "party", "test", "testing"];

@@ -1,4 +1,4 @@
-//! What lives as long as the process: the pipe out, calls under way, questions to the client.
+//! State of the process: standard output, calls in flight, requests to the client.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::{listing, prompts, resources, tools};
 /// Revisions that begin with `initialize`, oldest first.
 const REVISIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
-/// Log levels, the mildest first.
+/// Log levels, least severe first.
 pub(crate) const LEVELS: [&str; 8] = [
     "debug",
     "info",
@@ -34,47 +34,47 @@ pub(crate) const LEVELS: [&str; 8] = [
 pub(crate) struct Server {
     pub(crate) options: Options,
     running: Mutex<HashMap<String, Sender<Event>>>,
-    /// Calls that were cancelled and are not over yet.
+    /// Calls that were cancelled and have not ended yet.
     ending: Mutex<HashSet<String>>,
     ended: Condvar,
     asked: Mutex<HashMap<String, Sender<Event>>>,
     capabilities: Mutex<Value>,
     pub(crate) subscribed: Mutex<HashSet<String>>,
     questions: AtomicU64,
-    /// How often `initialize` came.
+    /// Number of `initialize` requests.
     pub(crate) sessions: AtomicU64,
     level: AtomicUsize,
-    /// Whether the tool that comes and goes is there.
+    /// Whether the optional tool is listed.
     pub(crate) more_tools: AtomicBool,
-    /// Whether the prompt that comes and goes is there.
+    /// Whether the optional prompt is listed.
     pub(crate) more_prompts: AtomicBool,
 }
 
-/// What may reach a call under way.
+/// An event for a call in flight.
 #[derive(Debug)]
 enum Event {
-    /// The client's answer to the question of that id.
+    /// The client's response to the request of that id.
     Answer(String, Result<Value, Value>),
-    /// `notifications/cancelled`, its params as they came.
+    /// `notifications/cancelled` with its raw params.
     Cancelled(String),
 }
 
-/// One request under way, on a thread of its own.
+/// One request in flight, on a thread of its own.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) server: Arc<Server>,
-    /// Its params as they came.
+    /// The raw params.
     pub(crate) raw: String,
     pub(crate) params: Value,
     events: Receiver<Event>,
     sender: Sender<Event>,
 }
 
-/// Why a call does not go on: its client has cancelled it, with these params.
+/// The client cancelled the call with these params.
 #[derive(Debug)]
 pub(crate) struct Cancelled(pub(crate) String);
 
-/// A question to the client: its method, its params, and what the bridge may call it.
+/// A request to the client: its method, its params, and its key in 2026-07-28.
 pub(crate) type Question<'a> = (&'a str, Value, &'a str);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,7 +99,7 @@ impl Server {
         }
     }
 
-    /// Takes a line from the client.
+    /// Handles a line from the client.
     pub(crate) fn hear(self: &Arc<Self>, line: &[u8]) {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
             self.say("{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700,\"message\":\"Parse error\"}}");
@@ -221,8 +221,8 @@ impl Server {
         }
     }
 
-    /// Lets calls that were cancelled write down that they were; only so long, because some
-    /// do not care.
+    /// Waits a limited time for cancelled calls to record their cancellation; some
+    /// ignore it.
     pub(crate) fn settle(&self) {
         let ending = lock(&self.ending);
         let busy = |ending: &mut HashSet<String>| !ending.is_empty();
@@ -253,7 +253,7 @@ impl Server {
         }
     }
 
-    /// Writes lines in one go.
+    /// Writes lines in one write.
     pub(crate) fn say(&self, line: &str) {
         let mut bytes = Vec::with_capacity(line.len() + 1);
         bytes.extend_from_slice(line.as_bytes());
@@ -261,7 +261,7 @@ impl Server {
         self.say_bytes(&bytes);
     }
 
-    /// Writes bytes as they are.
+    /// Writes raw bytes.
     pub(crate) fn say_bytes(&self, bytes: &[u8]) {
         let mut out = std::io::stdout().lock();
         if out.write_all(bytes).and_then(|()| out.flush()).is_err() && !self.options.stubborn {
@@ -274,7 +274,7 @@ impl Server {
         self.say(&notification(method, params));
     }
 
-    /// Logs, if the client wants to hear that level.
+    /// Sends a log notification, if the client's level includes it.
     pub(crate) fn log(&self, level: &str, data: &Value) {
         let place = LEVELS.iter().position(|known| *known == level);
         if place.is_none_or(|place| place >= self.level.load(Ordering::Relaxed)) {
@@ -283,12 +283,12 @@ impl Server {
         }
     }
 
-    /// Whether the client said at `initialize` that it can do this.
+    /// Whether the client declared this capability at `initialize`.
     pub(crate) fn client_can(&self, what: &str) -> bool {
         lock(&self.capabilities).get(what).is_some()
     }
 
-    /// What the client said at `initialize` that it can do.
+    /// The capabilities that the client declared at `initialize`.
     pub(crate) fn client(&self) -> Value {
         lock(&self.capabilities).clone()
     }
@@ -318,7 +318,7 @@ impl Call {
         self.argument(name).as_str().unwrap_or("")
     }
 
-    /// Waits so long, unless the call is cancelled.
+    /// Waits for a time, unless the call is cancelled.
     pub(crate) fn pause(&self, time: Duration) -> Result<(), Cancelled> {
         let end = Instant::now() + time;
         loop {
@@ -331,7 +331,7 @@ impl Call {
         }
     }
 
-    /// Waits for the end of the call by its client.
+    /// Waits for the cancellation of the call.
     pub(crate) fn cancelled(&self) -> Cancelled {
         loop {
             if let Err(cancelled) = self.pause(Duration::from_secs(3600)) {
@@ -340,7 +340,7 @@ impl Call {
         }
     }
 
-    /// Progress, if the client gave a token for it.
+    /// Sends progress, if the client gave a token.
     pub(crate) fn progress(&self, done: u64, total: u64) {
         let token = self.params.pointer("/_meta/progressToken");
         if let Some(token) = token {
@@ -349,13 +349,13 @@ impl Call {
         }
     }
 
-    /// Asks the client one thing.
+    /// Sends one request to the client.
     pub(crate) fn ask(&self, question: Question<'_>) -> Result<Result<Value, Value>, Cancelled> {
         let mut answers = self.ask_all(vec![question])?;
         Ok(answers.pop().unwrap_or(Err(Value::Null)))
     }
 
-    /// Asks several things in one write, and waits for every answer.
+    /// Sends several requests in one write, and waits for all responses.
     pub(crate) fn ask_all(
         &self,
         questions: Vec<Question<'_>>,
@@ -395,7 +395,7 @@ impl Call {
     }
 }
 
-/// The params as values. Arguments may hold numbers that no type of ours can; then all but them.
+/// The params as values, without arguments that have numbers no Rust type can hold.
 fn readable(raw: &str) -> Value {
     serde_json::from_str(raw).unwrap_or_else(|_| {
         let members: HashMap<&str, &RawValue> = serde_json::from_str(raw).unwrap_or_default();
@@ -408,7 +408,7 @@ fn readable(raw: &str) -> Value {
     })
 }
 
-/// A text among params; empty when there is none.
+/// A string among the params; empty if missing.
 pub(crate) fn text<'a>(params: &'a Value, name: &str) -> &'a str {
     params.get(name).and_then(Value::as_str).unwrap_or("")
 }

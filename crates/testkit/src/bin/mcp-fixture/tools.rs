@@ -1,4 +1,4 @@
-//! Our own tools: what a bridge must carry unharmed, and what it must survive.
+//! Tools that test what a bridge must relay unchanged and what it must survive.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,7 +15,7 @@ use crate::conformance;
 use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
-/// Whether it needs a thread: it takes time, or asks the client something.
+/// Whether the tool needs a thread: it takes time, or sends a request to the client.
 pub(crate) fn waits(name: &str) -> bool {
     match name {
         "echo_raw" | "who" | "env" | "big" | "stderr_lines" | "list_changed" | "log" => false,
@@ -64,7 +64,7 @@ struct Raw<'a> {
     arguments: Option<&'a RawValue>,
 }
 
-/// The params as they came, as a text, and the arguments as they came, as a value.
+/// The raw params as a text, and the raw arguments as a value.
 fn echo(raw: &str) -> Outcome {
     let arguments = serde_json::from_str::<Raw<'_>>(raw).ok();
     let arguments = arguments.and_then(|raw| raw.arguments);
@@ -97,7 +97,7 @@ fn flood(call: &Call) -> Outcome {
     Outcome::text("Flooded.")
 }
 
-/// In a session, and so a process group, of its own: killing the group does not reach it.
+/// Starts a process in a session of its own, which a kill of the process group does not reach.
 fn grandchild(file: &str) -> Outcome {
     let started = Command::new("setsid")
         .args([
@@ -130,7 +130,7 @@ fn progress(call: &Call) -> Result<Outcome, Cancelled> {
         call.pause(Duration::from_millis(call.number("ms", 10)))?;
         call.progress(step, steps);
     }
-    // Some clients do not hear progress that comes with the answer.
+    // Some clients ignore progress that arrives with the result.
     let heard = call.text("until");
     while !heard.is_empty() && !Path::new(heard).exists() {
         call.pause(Duration::from_millis(5))?;
@@ -138,7 +138,7 @@ fn progress(call: &Call) -> Result<Outcome, Cancelled> {
     Ok(Outcome::text("Done."))
 }
 
-/// Writes 'started', and later the params of `notifications/cancelled` as they came.
+/// Writes 'started', and later the raw params of `notifications/cancelled`.
 fn cancellable(call: &Call) -> Result<Outcome, Cancelled> {
     let file = call.text("file").to_owned();
     let note = |line: &str| {
@@ -187,7 +187,7 @@ fn list_changed(call: &Call) -> Outcome {
             call.server
                 .notify("notifications/resources/updated", &json!({"uri": uri}));
         }
-        _ => return Outcome::text("Nobody asked."),
+        _ => return Outcome::text("No such list."),
     }
     Outcome::text("Changed.")
 }

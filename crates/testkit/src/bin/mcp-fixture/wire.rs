@@ -1,4 +1,4 @@
-//! JSON-RPC lines, with every value as it was written.
+//! JSON-RPC lines that keep every value as it was written.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,41 +19,41 @@ pub(crate) struct Message<'a> {
     pub(crate) error: Option<&'a RawValue>,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// This result, as JSON.
+    /// A result, as JSON.
     Result(String),
-    /// This error.
+    /// An error.
     Error(i64, String, Option<Value>),
-    /// No answer: it was cancelled.
+    /// No response: the request was cancelled.
     Silence,
 }
 
 impl Outcome {
-    /// A tool's result of one text.
+    /// A tool result of one text.
     pub(crate) fn text(text: impl AsRef<str>) -> Self {
         let content = serde_json::json!([{"type": "text", "text": text.as_ref()}]);
         Self::Result(serde_json::json!({"content": content}).to_string())
     }
 
-    /// A tool's result that says it failed.
+    /// A tool result with an error.
     pub(crate) fn failed(text: &str) -> Self {
         let content = serde_json::json!([{"type": "text", "text": text}]);
         Self::Result(serde_json::json!({"content": content, "isError": true}).to_string())
     }
 
-    /// Some value.
+    /// A result of any value.
     pub(crate) fn value(value: &Value) -> Self {
         Self::Result(value.to_string())
     }
 
-    /// The client's mistake.
+    /// An error for invalid params.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Error(-32602, message.into(), None)
     }
 
-    /// The line that answers a request; none for silence.
+    /// The response line; `None` for a cancelled request.
     pub(crate) fn line(&self, id: &str) -> Option<String> {
         match self {
             Self::Result(result) => Some(format!(
@@ -71,7 +71,7 @@ impl Outcome {
     }
 }
 
-/// A notification's line.
+/// The line of a notification.
 pub(crate) fn notification(method: &str, params: &Value) -> String {
     if params.is_null() {
         return serde_json::json!({"jsonrpc": "2.0", "method": method}).to_string();

@@ -1,22 +1,22 @@
-//! What grep shows: blocks of lines, by path, no more of them than fit.
+//! The output of grep: blocks of lines sorted by path, within the size limit.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use crate::request::{GrepDetails, GrepResult};
-use crate::truncation::{Beginning, Bounds, MAX_BYTES, as_u64};
+use crate::truncation::{Bounds, MAX_BYTES, TextHead, as_u64};
 
-/// The most characters of a line.
-const LONGEST: usize = 500;
+/// Limit of the characters of a line.
+const MAX_LINE_CHARS: usize = 500;
 
-/// Bytes of a line that are enough to show that many characters, and that there are more.
-pub(super) const LONGEST_SHOWN: usize = 4 * (LONGEST + 1) + 2;
+/// Bytes of a line that suffice to show that many characters and detect a longer line.
+pub(super) const MAX_LINE_BYTES: usize = 4 * (MAX_LINE_CHARS + 1) + 2;
 
 /// The lines of one file.
 #[derive(Debug, Default)]
 pub(super) struct Block {
-    /// The beginning of them.
+    /// The first lines.
     text: String,
     lines: u64,
     bytes: u64,
@@ -28,10 +28,10 @@ impl Block {
         self.lines == 0
     }
 
-    /// `path:12: line` for a match, `path-12- line` around it.
+    /// Adds `path:12: line` for a match, `path-12- line` for context.
     pub(super) fn push(&mut self, path: &str, sign: char, number: u64, line: &[u8]) {
         let shown = line
-            .get(..line.len().min(LONGEST_SHOWN))
+            .get(..line.len().min(MAX_LINE_BYTES))
             .unwrap_or_default();
         let text = String::from_utf8_lossy(shown);
         let text = text.trim_end_matches(['\n', '\r']);
@@ -40,7 +40,7 @@ impl Block {
             self.text.push('\n');
         }
         let _ = write!(self.text, "{path}{sign}{number}{sign} ");
-        match text.char_indices().nth(LONGEST) {
+        match text.char_indices().nth(MAX_LINE_CHARS) {
             None => self.text.extend(text.chars().filter(|c| *c != '\r')),
             Some((end, _)) => {
                 let kept = text.get(..end).unwrap_or_default();
@@ -51,7 +51,7 @@ impl Block {
         }
         self.lines += 1;
         self.bytes += as_u64(self.text.len() - start);
-        // Whatever comes after so much is never shown.
+        // Lines after the size limit are never shown.
         if as_u64(start) > MAX_BYTES {
             self.text.truncate(start);
         }
@@ -75,7 +75,7 @@ impl Listing {
         self.cut |= block.cut;
         self.kept += as_u64(block.text.len());
         self.blocks.insert(path, block.text);
-        // What comes after more than is shown can go.
+        // Drops the last blocks while the remaining ones exceed the limit.
         while let Some(last) = self.blocks.last_entry() {
             let length = as_u64(last.get().len());
             if self.kept - length <= MAX_BYTES {
@@ -86,7 +86,7 @@ impl Listing {
         }
     }
 
-    /// What is shown; `limit` if no more matches than that were looked for.
+    /// The displayed text; `limit` is set if the search stopped at that number of matches.
     pub(super) fn result(self, limit: Option<u64>) -> GrepResult {
         if self.lines == 0 {
             return GrepResult {
@@ -95,12 +95,12 @@ impl Listing {
             };
         }
         let blocks: Vec<String> = self.blocks.into_values().collect();
-        let beginning = Beginning {
+        let head = TextHead {
             kept: blocks.join("\n").into_bytes(),
             total_lines: self.lines,
             total_bytes: self.bytes,
         };
-        let cut = beginning.head(Bounds {
+        let cut = head.head(Bounds {
             lines: u64::from(u32::MAX),
             bytes: MAX_BYTES,
         });
@@ -117,7 +117,7 @@ impl Listing {
         }
         if self.cut {
             notes.push(format!(
-                "Some lines truncated to {LONGEST} chars. Use read tool to see full lines"
+                "Some lines truncated to {MAX_LINE_CHARS} chars. Use read tool to see full lines"
             ));
         }
         if !notes.is_empty() {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_where_it_is_and_whether_it_matched() {
+    fn line_has_path_number_and_match_sign() {
         let block = block(
             "f",
             &[('-', 11, b"a\n"), (':', 12, b"x\r\n"), ('-', 13, b"\xff")],
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_cut_and_that_is_said() {
+    fn long_line_is_truncated_with_a_note() {
         let mut listing = Listing::default();
         let long = "ä".repeat(501);
         listing.add("f".into(), block("f", &[(':', 1, long.as_bytes())]));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_files_are_shown_whatever_their_order_and_the_others_counted() {
+    fn first_files_by_path_are_shown_and_all_counted() {
         let line = [b'x'; 400];
         let mut listing = Listing::default();
         for number in (0..1000).rev() {

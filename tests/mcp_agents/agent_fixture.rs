@@ -1,58 +1,62 @@
-//! An operator's repository, and a client that works on it.
+//! Fixture: an operator's repository, and an MCP client that works on it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 
 use serde_json::{Value, json};
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::operator::Operator;
-use testkit::repo::Repo;
-use testkit::{leftovers, said};
+use testkit::repo::TestRepo;
+use testkit::{leftovers, output};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place for a gate and a repository in it. Dropping it ends its sandboxes.
-pub(crate) struct Bench {
-    pub(crate) place: Place,
-    pub(crate) repo: Repo,
+/// A gate directory with a repository. Dropping it ends its sandboxes.
+pub(crate) struct AgentFixture {
+    pub(crate) gate_dir: GateDir,
+    pub(crate) repo: TestRepo,
 }
 
-impl Bench {
+impl AgentFixture {
     pub(crate) fn new() -> Self {
-        let place = Place::new(PALISADE);
-        let repo = Repo::new(&place.path().join("project"), Operator::Oneself);
-        Self { place, repo }
+        let gate_dir = GateDir::new(PALISADE);
+        let repo = TestRepo::new(&gate_dir.path().join("project"), Operator::CurrentUser);
+        Self { gate_dir, repo }
     }
 
     /// `palisade` as typed in the repository.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
-        let mut command = self.place.palisade(args);
+        let mut command = self.gate_dir.palisade(args);
         command.current_dir(self.repo.dir()).output().unwrap()
     }
 
-    /// Runs it; it must go well. Returns what it printed.
+    /// Runs `palisade`, which must succeed, and returns its output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", said::err(&output));
-        said::out(&output)
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            output::stderr(&output)
+        );
+        output::stdout(&output)
     }
 
-    /// Has the client do a part of drive.py; everything in `held` must hold.
+    /// Runs a part of drive.py with the client; every fact in `held` must be reported.
     pub(crate) fn drive(&self, what: &str, mode: &str, held: &[&str]) {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let server = [
             PALISADE.to_owned(),
             "--state-dir".to_owned(),
-            text(self.place.state()),
+            text(self.gate_dir.state()),
             "--config".to_owned(),
-            text(self.place.config()),
+            text(self.gate_dir.config()),
             "mcp".to_owned(),
         ];
         self.drive_with(what, mode, &server, held);
     }
 
-    /// The same with a server that is started so.
+    /// Runs a part of drive.py with a server that is started so.
     pub(crate) fn drive_with(&self, what: &str, mode: &str, server: &[String], held: &[&str]) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mcp_agents/drive.py");
         let mut command = Command::new(testkit::mcp::peers().join("venv/bin/python"));
@@ -63,23 +67,23 @@ impl Bench {
             .current_dir(self.repo.dir())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("HOME", self.place.path());
+            .env("HOME", self.gate_dir.path());
         let output = command.output().unwrap();
-        let said = said::out(&output);
-        let told: Vec<&str> = said
+        let said = output::stdout(&output);
+        let reported: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
             .collect();
         assert!(
-            output.status.success() && told == held,
-            "{what}, {mode}: {told:?}\n{}",
-            said::err(&output)
+            output.status.success() && reported == held,
+            "{what}, {mode}: {reported:?}\n{}",
+            output::stderr(&output)
         );
     }
 
-    /// A server that is spoken to by hand.
+    /// Starts a server for line-by-line use.
     pub(crate) fn serve(&self) -> Server {
-        let mut command = self.place.palisade(&["mcp"]);
+        let mut command = self.gate_dir.palisade(&["mcp"]);
         command.current_dir(self.repo.dir());
         let mut process = command
             .stdin(Stdio::piped())
@@ -103,22 +107,22 @@ impl Bench {
         server
     }
 
-    /// The diary of a branch, oldest first.
+    /// The commit messages of a branch, oldest first.
     pub(crate) fn diary(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
         let log = self.repo.git(&["log", "--reverse", "--format=%s", &range]);
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Stops the gate; then nothing of any sandbox may be there.
+    /// Stops the gate and asserts that no resource of a sandbox is left.
     pub(crate) fn assert_nothing_left(&self) {
         self.ok(&["gate", "stop"]);
-        let left = leftovers::find(&self.place, &[&self.repo]);
+        let left = leftovers::find(&self.gate_dir, &[&self.repo]);
         assert!(left.is_empty(), "{left:#?}");
     }
 }
 
-/// `palisade mcp`, line by line. Dropping it ends it.
+/// `palisade mcp`, line by line. Dropping it ends the process.
 pub(crate) struct Server {
     process: Child,
     input: Option<ChildStdin>,
@@ -147,7 +151,7 @@ impl Server {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    /// Says nothing any more, and waits for the end.
+    /// Closes the input, and waits for the exit.
     pub(crate) fn hang_up(&mut self) -> ExitStatus {
         self.input = None;
         self.process.wait().unwrap()

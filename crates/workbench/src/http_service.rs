@@ -1,6 +1,6 @@
-//! The door: one request in, one tool called, one answer back.
+//! HTTP service of the workbench: authenticates a request and routes it to a tool.
 //!
-//! [`route`] is the whole list of what can be asked.
+//! [`WorkbenchService::route`] lists every route.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,37 +23,37 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use crate::error::ToolError;
-use crate::request::{BashRequest, Fields, Read};
-use crate::tools::Tools;
-use crate::tools::bash::{Event, Running, Said};
+use crate::request::{BashRequest, Fields, FromFields};
+use crate::tools::WorkspaceTools;
+use crate::tools::bash::{CommandEvent, OutputChunk, RunningShell};
 
-/// The largest body: a file to write, in JSON.
+/// Limit of a request body: a file to write, in JSON.
 const MAX_BODY: usize = 64 << 20;
 
-/// All bodies together, in KiB. Who comes after waits.
-const ALL_BODIES: usize = 192 << 10;
+/// Limit of all request bodies together, in KiB. Further requests wait.
+const MAX_BODIES_KIB: usize = 192 << 10;
 
-/// How long a client may take to send one.
+/// Timeout of reading a request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is logged of a session's name.
-const LONGEST_SESSION: usize = 64;
+/// Logged characters of a session id.
+const MAX_SESSION_LOGGED: usize = 64;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
-const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson; charset=utf-8");
+const NDJSON: HeaderValue = HeaderValue::from_static("application/x-ndjson; charset=utf-8");
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Who may ask.
+/// Authentication by bearer token.
 #[derive(Clone, Default)]
-pub struct Guard {
-    /// What a client must show, if it shows anything.
+pub struct BearerAuth {
+    /// The token; a request with another token is rejected.
     pub token: Option<String>,
-    /// Whether it must show it.
+    /// Whether a request without a token is rejected.
     pub required: bool,
 }
 
-impl std::fmt::Debug for Guard {
+impl std::fmt::Debug for BearerAuth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guard")
             .field("token", &self.token.as_ref().map(|_| "…"))
@@ -62,9 +62,9 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-impl Guard {
-    /// A wrong word is refused even where none is needed: who shows one means to be known.
-    fn lets_in(&self, headers: &HeaderMap) -> bool {
+impl BearerAuth {
+    /// A wrong token is rejected even if none is required: the client expects to be authenticated.
+    fn accepts(&self, headers: &HeaderMap) -> bool {
         let Some(token) = &self.token else {
             return !self.required;
         };
@@ -82,26 +82,26 @@ impl Guard {
     }
 }
 
-/// A workbench as its clients see it.
+/// The tools of one workspace as an HTTP service.
 #[derive(Debug)]
-pub struct Door {
-    tools: Tools,
-    guard: Guard,
+pub struct WorkbenchService {
+    tools: WorkspaceTools,
+    guard: BearerAuth,
     bodies: Arc<Semaphore>,
 }
 
-impl Door {
-    /// The door to `tools`.
-    pub fn new(tools: Tools, guard: Guard) -> Self {
+impl WorkbenchService {
+    /// A service for `tools`.
+    pub fn new(tools: WorkspaceTools, guard: BearerAuth) -> Self {
         Self {
             tools,
             guard,
-            bodies: Arc::new(Semaphore::new(ALL_BODIES)),
+            bodies: Arc::new(Semaphore::new(MAX_BODIES_KIB)),
         }
     }
 
-    /// Answers one request.
-    pub(crate) async fn answer(
+    /// Handles one request.
+    pub(crate) async fn respond_to(
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Infallible> {
@@ -116,10 +116,10 @@ impl Door {
     }
 
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Refusal> {
-        if !self.guard.lets_in(request.headers()) {
+        if !self.guard.accepts(request.headers()) {
             return Err(Refusal::Unauthorized);
         }
-        // Only browsers send it, on behalf of a page that has no business here.
+        // Only browsers send Origin, and no web page may use the tools.
         if request.headers().contains_key(ORIGIN) {
             return Err(Refusal::Forbidden);
         }
@@ -137,15 +137,33 @@ impl Door {
                 Ok(respond(StatusCode::OK, &health))
             }
             (POST, "/bash") => {
-                let asked: BashRequest = self.read(request).await?.1;
-                Ok(stream(tools.bash(&asked)?))
+                let tool_request: BashRequest = self.read(request).await?.1;
+                Ok(stream(tools.bash(&tool_request)?))
             }
-            (POST, "/read") => self.call(request, |asked| tools.read(asked)).await,
-            (POST, "/write") => self.call(request, |asked| tools.write(asked)).await,
-            (POST, "/edit") => self.call(request, |asked| tools.edit(asked)).await,
-            (POST, "/ls") => self.call(request, |asked| tools.ls(asked)).await,
-            (POST, "/find") => self.call(request, |asked| tools.find(asked)).await,
-            (POST, "/grep") => self.call(request, |asked| tools.grep(asked)).await,
+            (POST, "/read") => {
+                self.call(request, |tool_request| tools.read(tool_request))
+                    .await
+            }
+            (POST, "/write") => {
+                self.call(request, |tool_request| tools.write(tool_request))
+                    .await
+            }
+            (POST, "/edit") => {
+                self.call(request, |tool_request| tools.edit(tool_request))
+                    .await
+            }
+            (POST, "/ls") => {
+                self.call(request, |tool_request| tools.ls(tool_request))
+                    .await
+            }
+            (POST, "/find") => {
+                self.call(request, |tool_request| tools.find(tool_request))
+                    .await
+            }
+            (POST, "/grep") => {
+                self.call(request, |tool_request| tools.grep(tool_request))
+                    .await
+            }
             (POST, _) => Err(Refusal::NotFound),
             (_, path) => Err(Refusal::Method(if path == "/health" {
                 "GET"
@@ -155,31 +173,28 @@ impl Door {
         }
     }
 
-    async fn call<Asked: Read, Given: Serialize, Work>(
+    async fn call<Req: FromFields, Res: Serialize, Work>(
         &self,
         request: Request<Incoming>,
-        tool: impl FnOnce(Asked) -> Work,
+        tool: impl FnOnce(Req) -> Work,
     ) -> Result<Response<Body>, Refusal>
     where
-        Work: Future<Output = Result<Given, ToolError>>,
+        Work: Future<Output = Result<Res, ToolError>>,
     {
-        let (_room, asked) = self.read(request).await?;
-        let given = tool(asked).await?;
-        let answer = Answer {
-            ok: true,
-            result: given,
-        };
+        let (_memory_share, tool_request) = self.read(request).await?;
+        let result = tool(tool_request).await?;
+        let answer = SuccessBody { ok: true, result };
         Ok(respond(StatusCode::OK, &answer))
     }
 
-    /// Reads a body, whole. Its share of the memory for bodies is given back with what is
-    /// returned.
-    async fn read<Asked: Read>(
+    /// Reads and parses a whole body. The first returned value holds the body's share of the
+    /// memory limit until it is dropped.
+    async fn read<Req: FromFields>(
         &self,
         request: Request<Incoming>,
-    ) -> Result<(impl Send + use<Asked>, Asked), Refusal> {
+    ) -> Result<(impl Send + use<Req>, Req), Refusal> {
         let (head, body) = request.into_parts();
-        // A page in a browser could send any other type without being asked about it first.
+        // A web page can send other content types without a CORS preflight.
         let is_json = head
             .headers
             .get(CONTENT_TYPE)
@@ -198,7 +213,7 @@ impl Door {
         }
         let share = u32::try_from(length / 1024 + 1).unwrap_or(u32::MAX);
         let bodies = Arc::clone(&self.bodies);
-        let room = bodies.acquire_many_owned(share).await;
+        let memory_share = bodies.acquire_many_owned(share).await;
         let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect())
             .await
             .map_err(|_| Refusal::TooSlow)?
@@ -219,20 +234,20 @@ impl Door {
             return Err(Refusal::NotJson);
         };
         if let Some(session) = fields.get("sessionId").and_then(Value::as_str) {
-            let session: String = session.chars().take(LONGEST_SESSION).collect();
+            let session: String = session.chars().take(MAX_SESSION_LOGGED).collect();
             tracing::info!(path = head.uri.path(), ?session, "workbench tool called");
         }
-        Ok((room, Asked::read(&Fields(&fields))?))
+        Ok((memory_share, Req::from_fields(&Fields(&fields))?))
     }
 }
 
 #[derive(Serialize)]
-struct Answer<T> {
+struct SuccessBody<T> {
     ok: bool,
     result: T,
 }
 
-/// Why a request got no result.
+/// Why a request failed.
 #[derive(Debug)]
 enum Refusal {
     Unauthorized,
@@ -264,11 +279,11 @@ impl Refusal {
             Refusal::NotJson => (StatusCode::BAD_REQUEST, "Invalid JSON body".to_owned()),
             Refusal::TooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("The body is larger than {MAX_BODY} bytes"),
+                format!("The request body is larger than {MAX_BODY} bytes"),
             ),
             Refusal::TooSlow => (
                 StatusCode::REQUEST_TIMEOUT,
-                "The body did not come in time".to_owned(),
+                "The request body did not arrive in time".to_owned(),
             ),
             Refusal::Tool(ToolError::Internal) => (
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -307,17 +322,17 @@ fn respond(status: StatusCode, value: &impl Serialize) -> Response<Body> {
     response
 }
 
-fn stream(running: Running) -> Response<Body> {
-    let mut response = Response::new(Lines(running).boxed_unsync());
-    response.headers_mut().insert(CONTENT_TYPE, LINES);
+fn stream(running: RunningShell) -> Response<Body> {
+    let mut response = Response::new(EventStream(running).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, NDJSON);
     response
 }
 
-/// A command as lines of JSON. When the client goes away this is dropped, and the command with
-/// it.
-struct Lines(Running);
+/// The events of a command as newline-delimited JSON. hyper drops the body when the client
+/// disconnects, which ends the command.
+struct EventStream(RunningShell);
 
-impl hyper::body::Body for Lines {
+impl hyper::body::Body for EventStream {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -331,27 +346,27 @@ impl hyper::body::Body for Lines {
     }
 }
 
-/// One line of what a command does.
-fn line(event: &Event) -> io::Result<Bytes> {
+/// One event as a line of JSON.
+fn line(event: &CommandEvent) -> io::Result<Bytes> {
     let line = match event {
-        Event::Output(stream, Said::Text(text)) => Line::Delta {
+        CommandEvent::Output(stream, OutputChunk::Text(text)) => EventLine::Delta {
             data: text.into(),
             stream: *stream,
             base64: None,
         },
-        Event::Output(stream, Said::Bytes(bytes)) => Line::Delta {
+        CommandEvent::Output(stream, OutputChunk::Bytes(bytes)) => EventLine::Delta {
             data: String::from_utf8_lossy(bytes),
             stream: *stream,
             base64: Some(STANDARD.encode(bytes)),
         },
-        Event::Done {
+        CommandEvent::Done {
             exit_code,
             timed_out,
-        } => Line::Done {
+        } => EventLine::Done {
             exit_code: *exit_code,
             timed_out: *timed_out,
         },
-        Event::Failed(message) => Line::Error {
+        CommandEvent::Failed(message) => EventLine::Error {
             message: message.as_str(),
         },
     };
@@ -362,11 +377,11 @@ fn line(event: &Event) -> io::Result<Bytes> {
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum Line<'a> {
+enum EventLine<'a> {
     Delta {
         data: std::borrow::Cow<'a, str>,
-        stream: crate::tools::bash::Stream,
-        /// The bytes themselves, where they are no text.
+        stream: crate::tools::bash::CommandStream,
+        /// The raw bytes, if they are not UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         base64: Option<String>,
     },

@@ -1,4 +1,4 @@
-//! An operator with a gate, sandboxes, and a small internet.
+//! Fixture: an operator with a gate, sandboxes, and a small internet.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -6,16 +6,16 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use testkit::ca::Ca;
-use testkit::gate::Place;
-use testkit::http::{self, Answer};
-use testkit::inside::Inside;
+use testkit::gate::GateDir;
+use testkit::http::{self, HttpResponse};
+use testkit::inside::NetNamespace;
 use testkit::operator::Operator;
-use testkit::origin::{Kind, Origin, Received, Reply};
-use testkit::{said, wait};
+use testkit::origin::{OriginOptions, OriginReply, OriginRequest, OriginServer};
+use testkit::{output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// What the operator's files say.
+/// The operator's files.
 #[derive(Clone, Default)]
 pub(crate) struct Rules {
     domains: Vec<String>,
@@ -30,58 +30,58 @@ impl Rules {
         Self::default()
     }
 
-    /// A host that may be reached: a name, or a rule in YAML's flow form.
+    /// Allows a host: a name, or a rule in YAML's flow form.
     pub(crate) fn allow(mut self, rule: &str) -> Self {
         self.domains.push(rule.to_owned());
         self
     }
 
-    /// Where `authority` is.
+    /// Sets the address of `authority`.
     pub(crate) fn at(mut self, authority: &str, address: SocketAddr) -> Self {
         self.resolve.push(format!("\"{authority}\": \"{address}\""));
         self
     }
 
-    /// More of the section `egress`.
+    /// Adds a line to the section `egress`.
     pub(crate) fn egress(mut self, line: &str) -> Self {
         self.egress.push_str(&format!("  {line}\n"));
         self
     }
 
-    /// Other sections of the file.
+    /// Adds other sections of the file.
     pub(crate) fn section(mut self, text: &str) -> Self {
         self.sections.push_str(&format!("{text}\n"));
         self
     }
 
-    /// The file of limits.
+    /// Sets the content of policy.yaml.
     pub(crate) fn policy(mut self, text: &str) -> Self {
         self.policy = text.to_owned();
         self
     }
 }
 
-/// A place for a gate, and who signs on this internet.
-pub(crate) struct Bench {
-    pub(crate) place: Place,
+/// A gate directory, and the certificate authority of this internet.
+pub(crate) struct TrafficFixture {
+    pub(crate) gate_dir: GateDir,
     pub(crate) ca: Ca,
 }
 
-impl Bench {
+impl TrafficFixture {
     pub(crate) fn new() -> Self {
-        Self::of(Operator::Oneself)
+        Self::of(Operator::CurrentUser)
     }
 
     pub(crate) fn of(operator: Operator) -> Self {
-        let place = Place::of(operator, PALISADE);
+        let gate_dir = GateDir::of(operator, PALISADE);
         let ca = Ca::new("the internet's root");
-        ca.write(place.path());
-        Self { place, ca }
+        ca.write(gate_dir.path());
+        Self { gate_dir, ca }
     }
 
     /// Writes the operator's files.
     pub(crate) fn write(&self, rules: &Rules) {
-        let policy = self.place.path().join("policy.yaml");
+        let policy = self.gate_dir.path().join("policy.yaml");
         let limits = if rules.policy.is_empty() {
             "{}\n"
         } else {
@@ -89,7 +89,7 @@ impl Bench {
         };
         std::fs::write(policy, limits).unwrap();
         let list = |items: &[String]| items.join(", ");
-        self.place.write_config(&format!(
+        self.gate_dir.write_config(&format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
              domains: [{}]\n  resolve: {{{}}}\n{}{}",
             list(&rules.domains),
@@ -99,7 +99,7 @@ impl Bench {
         ));
     }
 
-    /// Writes them, and has the gate read them.
+    /// Writes the operator's files, and reloads the gate.
     pub(crate) fn reload(&self, rules: &Rules) {
         self.write(rules);
         self.ok(&["config", "reload"]);
@@ -107,39 +107,39 @@ impl Bench {
 
     /// `palisade` as it is typed.
     pub(crate) fn palisade(&self, args: &[&str]) -> Command {
-        let mut command = self.place.palisade(args);
-        command.current_dir(self.place.path());
+        let mut command = self.gate_dir.palisade(args);
+        command.current_dir(self.gate_dir.path());
         command
     }
 
-    /// Runs it, whatever comes of it.
+    /// Runs `palisade`, which may fail.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.palisade(args).output().unwrap()
     }
 
-    /// Runs it; it must go well.
+    /// Runs `palisade`, which must succeed.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
-    /// Runs it and takes what it printed as JSON.
+    /// Runs `palisade` and parses its output as JSON.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let printed = self.ok(&[args, &["--json"]].concat());
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
-    /// Makes a sandbox that trusts the gate's root.
+    /// Creates a sandbox that trusts the gate's root.
     pub(crate) fn create(&self, name: &str) -> Agent<'_> {
         self.create_with(name, &[])
     }
 
-    /// The same with more options of `palisade create`.
+    /// Creates a sandbox with more options of `palisade create`.
     pub(crate) fn create_with(&self, name: &str, options: &[&str]) -> Agent<'_> {
         let made = self.json(&[&["create", name, "--no-repo"], options].concat());
         let agent = Agent {
-            bench: self,
+            fixture: self,
             name: name.to_owned(),
             id: text(&made["id"]),
         };
@@ -147,9 +147,9 @@ impl Bench {
         agent
     }
 
-    /// Asks on the control socket.
-    pub(crate) fn control(&self, method: &str, path: &str) -> Answer {
-        http::ask(&self.place.control(), method, path, b"").unwrap()
+    /// Sends a request to the control socket.
+    pub(crate) fn control(&self, method: &str, path: &str) -> HttpResponse {
+        http::send(&self.gate_dir.control(), method, path, b"").unwrap()
     }
 
     /// The gate's metrics.
@@ -157,12 +157,12 @@ impl Bench {
         self.control("GET", "/internal/metrics").text()
     }
 
-    /// The gate's process.
+    /// The process id of the gate.
     pub(crate) fn gate(&self) -> i64 {
         self.json(&["gate", "status"])["pid"].as_i64().unwrap()
     }
 
-    /// The most memory the gate had, in KiB.
+    /// The gate's peak memory, in KiB.
     pub(crate) fn most_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.gate())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -186,42 +186,42 @@ impl Bench {
         wait::until_or(find, || format!("a record of {request}"))
     }
 
-    /// A server that speaks TLS, for `names`.
+    /// A server with TLS, for `names`.
     pub(crate) fn https(
         &self,
         names: &[&str],
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
-    ) -> Origin {
-        Origin::https(self.ca.identity(names), answer)
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> OriginServer {
+        OriginServer::https(self.ca.identity(names), answer)
     }
 
-    /// The same without HTTP/2.
+    /// A server with TLS and without HTTP/2, for `names`.
     pub(crate) fn https_one(
         &self,
         names: &[&str],
-        answer: impl Fn(&Received) -> Reply + Send + Sync + 'static,
-    ) -> Origin {
-        let kind = Kind {
+        answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
+    ) -> OriginServer {
+        let kind = OriginOptions {
             tls: Some(self.ca.identity(names)),
-            ..Kind::default()
+            ..OriginOptions::default()
         };
-        Origin::start(kind, answer)
+        OriginServer::start(kind, answer)
     }
 }
 
-/// A sandbox, and what is done in it.
+/// A sandbox, and commands in it.
 pub(crate) struct Agent<'a> {
-    pub(crate) bench: &'a Bench,
+    pub(crate) fixture: &'a TrafficFixture,
     pub(crate) name: String,
     pub(crate) id: String,
 }
 
 impl Agent<'_> {
-    /// Puts the gate's root where [`TRUSTING`] says it is.
+    /// Writes the gate's root to the path in [`TRUSTING`].
     fn trust(&self) {
-        let root = self.bench.ok(&["ca", "export"]);
+        let root = self.fixture.ok(&["ca", "export"]);
         let mut child = self
-            .bench
+            .fixture
             .palisade(&["exec", &self.name, "--", "sh", "-c", "cat >~/gate.pem"])
             .stdin(Stdio::piped())
             .spawn()
@@ -232,24 +232,24 @@ impl Agent<'_> {
         assert!(child.wait().unwrap().success());
     }
 
-    /// Runs a line of bash inside, whatever comes of it.
+    /// Runs a line of bash inside, which may fail.
     pub(crate) fn bash(&self, line: &str) -> Output {
         let line = format!("{TRUSTING}{line}");
-        self.bench
+        self.fixture
             .run(&["exec", &self.name, "--", "bash", "-c", &line])
     }
 
-    /// What a line of bash says inside; it must go well.
-    pub(crate) fn says(&self, line: &str) -> String {
+    /// Runs a line of bash inside, which must succeed, and returns its output.
+    pub(crate) fn stdout_of(&self, line: &str) -> String {
         let output = self.bash(line);
-        assert!(output.status.success(), "{line}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(output.status.success(), "{line}: {}", describe(&output));
+        output::stdout(&output).trim_end().to_owned()
     }
 
-    /// Runs curl inside; it must get an answer.
+    /// Runs curl inside, which must get a response.
     pub(crate) fn curl(&self, args: &str) -> Got {
         let line = format!("curl -sS --max-time 25 -w '\\n%{{http_code}}' {args}");
-        let said = self.says(&line);
+        let said = self.stdout_of(&line);
         let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
         Got {
             status: status.parse().unwrap(),
@@ -258,17 +258,17 @@ impl Agent<'_> {
     }
 
     /// The sandbox's network.
-    pub(crate) fn inside(&self) -> Inside {
-        Inside::of(&self.bench.place, &self.id)
+    pub(crate) fn inside(&self) -> NetNamespace {
+        NetNamespace::of(&self.fixture.gate_dir, &self.id)
     }
 }
 
-/// Programs find the root here until sandboxes trust it by themselves.
+/// Variables that make programs trust the gate's root.
 const TRUSTING: &str = "export CURL_CA_BUNDLE=$HOME/gate.pem SSL_CERT_FILE=$HOME/gate.pem \
     GIT_SSL_CAINFO=$HOME/gate.pem REQUESTS_CA_BUNDLE=$HOME/gate.pem \
     NODE_EXTRA_CA_CERTS=$HOME/gate.pem; ";
 
-/// What a client got.
+/// The response of curl.
 #[derive(Debug)]
 pub(crate) struct Got {
     pub(crate) status: u16,
@@ -282,16 +282,16 @@ impl Got {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// It must be a refusal of that status and reason. Returns the request's id.
+    /// Asserts a refusal of that status and reason. Returns the request id.
     #[track_caller]
     pub(crate) fn refused(&self, status: u16, reason: &str) -> String {
         refused(self.status, &self.json(), status, reason)
     }
 }
 
-/// An answer to bytes must be a refusal of that status and reason. Returns the request's id.
+/// Asserts a refusal of that status and reason. Returns the request id.
 #[track_caller]
-pub(crate) fn refusal(answer: &Answer, status: u16, reason: &str) -> String {
+pub(crate) fn refusal(answer: &HttpResponse, status: u16, reason: &str) -> String {
     let body = answer.json();
     assert!(body.is_object(), "{answer:?} {}", answer.text());
     refused(answer.status, &body, status, reason)
@@ -305,14 +305,14 @@ fn refused(found: u16, body: &Value, status: u16, reason: &str) -> String {
     id
 }
 
-/// Says `bytes` and reads one answer.
+/// Sends `bytes` and reads one response.
 #[track_caller]
-pub(crate) fn ask(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> Answer {
-    // A gate that has heard enough may close before it has heard all.
+pub(crate) fn exchange(mut stream: impl Read + Write, bytes: impl AsRef<[u8]>) -> HttpResponse {
+    // A gate that refuses early may close before it has read all bytes.
     let _cut = stream
         .write_all(bytes.as_ref())
         .and_then(|()| stream.flush());
-    http::read_answer(stream).unwrap()
+    http::read_response(stream).unwrap()
 }
 
 /// A request without a body, as most clients send it.
@@ -320,9 +320,9 @@ pub(crate) fn get(host: &str, path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
 }
 
-/// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
-    let (out, err) = (said::out(output), said::err(output));
+/// Status and output of a command, for messages.
+pub(crate) fn describe(output: &Output) -> String {
+    let (out, err) = (output::stdout(output), output::stderr(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 
@@ -331,7 +331,7 @@ pub(crate) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Whether a test may step into a sandbox's network.
+/// Whether the test may enter a sandbox's network namespace.
 pub(crate) fn may_enter() -> bool {
     testkit::require_root("stepping into a sandbox's network")
 }

@@ -1,38 +1,38 @@
-//! A mirror of a repository that is reached with a key, behind a real sshd on loopback.
+//! Fixture: a mirror of a repository behind a real sshd on loopback.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use testkit::said;
+use testkit::output;
 use testkit::sshd::Sshd;
 
-use crate::yard::{Wish, Yard, told};
+use crate::git_fixture::{FixtureOptions, GitFixture, describe};
 
-/// The mirror, as the sandbox has it.
+/// The URL of the mirror inside the sandbox.
 pub(crate) const APP: &str = "http://palisade.internal/git/app";
 
-/// What no scanner lets pass.
+/// A secret that every scanner finds.
 pub(crate) const SECRET: &str = "AKIAQ3EGRTUVWXYZ4MNP";
 
 /// A gate with a mirror of a repository behind sshd.
-pub(crate) struct Harbour {
-    pub(crate) yard: Yard,
+pub(crate) struct MirrorFixture {
+    pub(crate) git_fixture: GitFixture,
     pub(crate) sshd: Sshd,
     upstream: tempfile::TempDir,
 }
 
-/// What is different.
+/// Options of the fixture.
 #[derive(Default)]
-pub(crate) struct Twist {
-    /// The operator pinned another key.
+pub(crate) struct MirrorOptions {
+    /// The operator pinned another host key.
     pub(crate) wrong_host_key: bool,
-    /// The gate's reader of objects is asked.
+    /// The gate checks the objects of a push.
     pub(crate) checked: bool,
     pub(crate) bot: bool,
-    /// The key is what a command prints.
+    /// The key comes from a command.
     pub(crate) printed: bool,
-    /// Somebody else is where upstream should be.
+    /// Another address for the upstream.
     pub(crate) address: Option<SocketAddr>,
     /// The upstream is the forge, over HTTPS.
     pub(crate) https: bool,
@@ -40,26 +40,26 @@ pub(crate) struct Twist {
     pub(crate) policy: &'static str,
     /// More at the top of palisade.yaml.
     pub(crate) top: &'static str,
-    /// Upstream's objects have long names.
+    /// The upstream uses SHA-256 object names.
     pub(crate) sha256: bool,
 }
 
-impl Harbour {
-    pub(crate) fn new(twist: &Twist) -> Self {
+impl MirrorFixture {
+    pub(crate) fn new(options: &MirrorOptions) -> Self {
         let sshd = Sshd::start();
         let upstream = tempfile::tempdir().unwrap();
         let at = upstream.path().join("app.git");
-        let host_key = if twist.wrong_host_key {
+        let host_key = if options.wrong_host_key {
             sshd.other_key()
         } else {
             sshd.host_key()
         };
-        let source = if twist.printed {
+        let source = if options.printed {
             "command:cat "
         } else {
             "file:"
         };
-        let mirror = if twist.https {
+        let mirror = if options.https {
             "upstream: \"https://forge.example/acme/app\"".to_owned()
         } else {
             format!(
@@ -70,81 +70,86 @@ impl Harbour {
                 sshd.key().display(),
             )
         };
-        let address = twist.address.unwrap_or(sshd.address());
-        let yard = Yard::with(Wish {
+        let address = options.address.unwrap_or(sshd.address());
+        let git_fixture = GitFixture::with(FixtureOptions {
             git: &format!("  mirrors:\n    - name: app\n      {mirror}\n"),
             resolve: &format!(", \"git.example\": \"{address}\""),
-            checked: twist.checked,
-            bot: twist.bot,
-            policy: twist.policy,
-            top: twist.top,
-            ..Wish::default()
+            checked: options.checked,
+            bot: options.bot,
+            policy: options.policy,
+            top: options.top,
+            ..FixtureOptions::default()
         });
-        let harbour = Self {
-            yard,
+        let fixture = Self {
+            git_fixture,
             sshd,
             upstream,
         };
-        let format = if twist.sha256 { "sha256" } else { "sha1" };
+        let format = if options.sha256 { "sha256" } else { "sha1" };
         let format = format!("--object-format={format}");
-        if !twist.https {
+        if !options.https {
             std::fs::create_dir(&at).unwrap();
-            let yard = &harbour.yard;
-            yard.git_in(&at, &["init", "-q", "--bare", "-b", "trunk", &format]);
-            yard.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
+            let git_fixture = &fixture.git_fixture;
+            git_fixture.git_in(&at, &["init", "-q", "--bare", "-b", "trunk", &format]);
+            git_fixture.git_in(&at, &["config", "receive.advertisePushOptions", "true"]);
         }
-        harbour.seed(&format);
-        harbour
+        fixture.seed(&format);
+        fixture
     }
 
-    /// The upstream's own copy.
+    /// The bare repository of the upstream.
     pub(crate) fn bare(&self) -> PathBuf {
         let here = self.upstream.path().join("app.git");
         if here.exists() {
             here
         } else {
-            self.yard.upstream("acme/app")
+            self.git_fixture.upstream("acme/app")
         }
     }
 
-    /// The first commit, put there by the operator.
+    /// Pushes the first commit, as the operator.
     fn seed(&self, format: &str) {
-        let dir = self.yard.path("seed");
+        let dir = self.git_fixture.path("seed");
         std::fs::create_dir(&dir).unwrap();
-        self.yard
+        self.git_fixture
             .git_in(&dir, &["init", "-q", "-b", "trunk", format]);
         self.out_of_band("README.md", "refs/heads/trunk");
     }
 
     /// A commit that did not come through the gate.
     pub(crate) fn out_of_band(&self, file: &str, name: &str) -> String {
-        let dir = self.yard.path("seed");
-        self.yard.commit(&dir, file, "hello\n");
+        let dir = self.git_fixture.path("seed");
+        self.git_fixture.commit(&dir, file, "hello\n");
         let bare = self.bare();
         let spec = format!("HEAD:{name}");
-        self.yard
+        self.git_fixture
             .git_in(&dir, &["push", "-q", bare.to_str().unwrap(), &spec]);
-        self.yard.git_in(&dir, &["rev-parse", "HEAD"])
+        self.git_fixture.git_in(&dir, &["rev-parse", "HEAD"])
     }
 
     pub(crate) fn refs(&self) -> String {
         let format = "--format=%(refname) %(objectname)";
-        self.yard.git_in(&self.bare(), &["for-each-ref", format])
+        self.git_fixture
+            .git_in(&self.bare(), &["for-each-ref", format])
     }
 
     pub(crate) fn clone_as(&self, name: &str) -> PathBuf {
-        let top = self.yard.path("");
-        self.yard.git_in(&top, &["clone", "-q", APP, name]);
-        self.yard.path(name)
+        let top = self.git_fixture.path("");
+        self.git_fixture.git_in(&top, &["clone", "-q", APP, name]);
+        self.git_fixture.path(name)
     }
 
-    /// git, which must fail and say so in our words; upstream stays as it is.
+    /// Runs git, which must fail with this sentence; upstream must not change.
     #[track_caller]
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], sentence: &str) -> Output {
         let before = self.refs();
-        let output = self.yard.try_git(dir, args);
-        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
-        let said = said::err(&output);
+        let output = self.git_fixture.try_git(dir, args);
+        assert!(
+            !output.status.success(),
+            "git {args:?}: {}",
+            describe(&output)
+        );
+        let said = output::stderr(&output);
         assert!(said.contains(sentence), "no '{sentence}' in: {said}");
         assert_eq!(self.refs(), before);
         output

@@ -1,4 +1,4 @@
-//! A gate, a forge behind it, and a container that uses git.
+//! Fixture: a gate, a forge behind it, and a container that uses git.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -7,19 +7,19 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use testkit::ca::Ca;
 use testkit::forge::Forge;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::port::Port;
-use testkit::{http, said, wait};
+use testkit::{http, output, wait};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// Where the forge is, to clients.
+/// The URL of the forge for clients.
 pub(crate) const FORGE: &str = "https://forge.example";
 
 /// The repository the container is registered for.
 pub(crate) const APP: &str = "https://forge.example/acme/app";
 
-/// A policy of the operator's own, in the directory `mine`.
+/// A policy of the operator, in the directory `mine`.
 const BUNDLE: &str = r#"package git.push
 
 default allow := false
@@ -34,7 +34,7 @@ allow if {
 reason := "Only below ok." if not allow
 "#;
 
-/// Every git of this machine.
+/// Every git program of this machine.
 pub(crate) fn gits() -> Vec<&'static str> {
     let known = ["/usr/bin/git", "/usr/local/bin/git"];
     let there: Vec<&str> = known
@@ -46,8 +46,8 @@ pub(crate) fn gits() -> Vec<&'static str> {
 }
 
 /// A gate in front of a forge.
-pub(crate) struct Yard {
-    pub(crate) place: Place,
+pub(crate) struct GitFixture {
+    pub(crate) gate_dir: GateDir,
     pub(crate) forge: Forge,
     proxy: Port,
     git: String,
@@ -57,7 +57,7 @@ pub(crate) struct Yard {
 /// What the operator says beside the usual. In the configuration `{forge}` stands for the
 /// forge's address, and `{port}` for its port.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct FixtureOptions<'a> {
     /// More of the section `git`.
     pub(crate) git: &'a str,
     /// policy.yaml.
@@ -74,62 +74,62 @@ pub(crate) struct Wish<'a> {
     pub(crate) egress: &'a str,
     /// A bot's registration.
     pub(crate) bot: bool,
-    /// The registration's own limit.
+    /// The push limit of the registration.
     pub(crate) limit: Option<u64>,
-    /// Whether the defaults of scan and restricted paths stay.
+    /// Whether secret scan and restricted paths are on.
     pub(crate) checked: bool,
 }
 
-impl Yard {
-    /// A gate that needs nobody to read packs, and a container that pushes as its user.
+impl GitFixture {
+    /// A gate that does not read packs, and a container that pushes as its user.
     pub(crate) fn new() -> Self {
-        Self::with(Wish::default())
+        Self::with(FixtureOptions::default())
     }
 
-    pub(crate) fn with(wish: Wish<'_>) -> Self {
-        // A build that is worth measuring, where somebody measures.
+    pub(crate) fn with(options: FixtureOptions<'_>) -> Self {
+        // Benchmarks set another build.
         let binary = std::env::var("PALISADE_BINARY");
-        let place = Place::new(binary.as_deref().unwrap_or(PALISADE));
+        let gate_dir = GateDir::new(binary.as_deref().unwrap_or(PALISADE));
         let ca = Ca::new("the internet's root");
-        ca.write(place.path());
-        let root = place.path().join("forge");
+        ca.write(gate_dir.path());
+        let root = gate_dir.path().join("forge");
         let git = gits()[0].to_owned();
         let forge = Forge::start(
             Some(&ca.identity(&["forge.example", "*.forge.example", "elsewhere.example"])),
             &root,
             &git,
         );
-        let yard = Self {
-            place,
+        let fixture = Self {
+            gate_dir,
             forge,
             proxy: Port::take(),
             git,
             version: 2,
         };
-        yard.bare("acme/app", &[]);
-        yard.write(wish);
-        yard.ok(&["gate", "start"]);
-        yard.ok(&["ca", "export", "--out", "gate.pem"]);
-        yard.register(wish);
-        yard
+        fixture.bare("acme/app", &[]);
+        fixture.write(options);
+        fixture.ok(&["gate", "start"]);
+        fixture.ok(&["ca", "export", "--out", "gate.pem"]);
+        fixture.register(options);
+        fixture
     }
 
-    fn write(&self, wish: Wish<'_>) {
-        let checks = if wish.checked {
+    fn write(&self, options: FixtureOptions<'_>) {
+        let checks = if options.checked {
             ""
         } else {
             "  scan: \"off\"\n  restricted_paths: []\n"
         };
-        let policy = if wish.policy.is_empty() {
+        let policy = if options.policy.is_empty() {
             "{}\n"
         } else {
-            wish.policy
+            options.policy
         };
         std::fs::write(self.path("policy.yaml"), policy).unwrap();
         std::fs::create_dir_all(self.path("mine")).unwrap();
         std::fs::write(self.path("mine/policy.rego"), BUNDLE).unwrap();
         let (forge, proxy) = (self.forge.address(), self.proxy.address());
-        let Wish {
+        let FixtureOptions {
             git,
             top,
             resolve,
@@ -137,7 +137,7 @@ impl Yard {
             hosts,
             egress,
             ..
-        } = wish;
+        } = options;
         let config = format!(
             "version: \"1.0\"\negress:\n  extra_roots: [root.pem]\n  policy: policy.yaml\n  \
              domains: [forge.example, elsewhere.example{domains}]\n  \
@@ -147,56 +147,60 @@ impl Yard {
         );
         let config = config.replace("{forge}", &forge.to_string());
         let config = config.replace("{port}", &forge.port().to_string());
-        self.place.write_config(&config);
+        self.gate_dir.write_config(&config);
     }
 
-    /// Where the gate listens.
+    /// The address of the gate's proxy.
     pub(crate) fn proxy(&self) -> SocketAddr {
         self.proxy.address()
     }
 
     /// The gate's control socket.
     pub(crate) fn control_socket(&self) -> PathBuf {
-        self.place.control()
+        self.gate_dir.control()
     }
 
-    /// Where the gate keeps its state.
+    /// The gate's state directory.
     pub(crate) fn state(&self) -> PathBuf {
-        self.place.state()
+        self.gate_dir.state()
     }
 
-    fn register(&self, wish: Wish<'_>) {
+    fn register(&self, options: FixtureOptions<'_>) {
         let mut repo = serde_json::json!({"name": "acme/app"});
-        if let Some(limit) = wish.limit {
+        if let Some(limit) = options.limit {
             repo["max_receive_pack_bytes"] = limit.into();
         }
         let body = serde_json::json!({
             "container_id": "agent", "container_ip": "127.0.0.1",
             "repos": [repo, {"name": "acme/long"}],
-            "auth_mode": if wish.bot { "bot" } else { "user" },
+            "auth_mode": if options.bot { "bot" } else { "user" },
             "metadata": {"trusts_ca": true},
         });
-        let control = self.place.control();
+        let control = self.gate_dir.control();
         let body = body.to_string();
-        let answer = http::ask(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
+        let answer = http::send(&control, "POST", "/internal/containers", body.as_bytes()).unwrap();
         assert_eq!(answer.status, 201, "{}", answer.text());
     }
 
-    /// The same with another git and another version of the protocol.
+    /// Uses another git program and protocol version.
     pub(crate) fn speaking(&mut self, git: &str, version: u8) -> &Self {
         self.git = git.to_owned();
         self.version = version;
         self
     }
 
-    /// A path that is the test's own.
+    /// A path in the gate directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
+        self.gate_dir.path().join(name)
     }
 
-    /// A bare repository on the forge.
+    /// Creates a bare repository on the forge.
     pub(crate) fn bare(&self, name: &str, more: &[&str]) -> PathBuf {
-        let dir = self.place.path().join("forge").join(format!("{name}.git"));
+        let dir = self
+            .gate_dir
+            .path()
+            .join("forge")
+            .join(format!("{name}.git"));
         std::fs::create_dir_all(&dir).unwrap();
         let args = [&["init", "-q", "--bare", "-b", "main"], more, &["."]].concat();
         self.git_in(&dir, &args);
@@ -213,12 +217,15 @@ impl Yard {
         dir
     }
 
-    /// The forge's own copy of a repository.
+    /// The path of a repository on the forge.
     pub(crate) fn upstream(&self, name: &str) -> PathBuf {
-        self.place.path().join("forge").join(format!("{name}.git"))
+        self.gate_dir
+            .path()
+            .join("forge")
+            .join(format!("{name}.git"))
     }
 
-    /// The refs the forge has.
+    /// The refs of a repository on the forge.
     pub(crate) fn refs(&self, name: &str) -> String {
         self.git_in(
             &self.upstream(name),
@@ -226,18 +233,18 @@ impl Yard {
         )
     }
 
-    /// git as the container runs it: through the gate.
+    /// A git command of the container, through the gate.
     pub(crate) fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(&self.git);
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("HOME", self.place.path())
+            .env("HOME", self.gate_dir.path())
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .env("GIT_TERMINAL_PROMPT", "0")
             .env("http_proxy", format!("http://{}", self.proxy()))
             .env("https_proxy", format!("http://{}", self.proxy()))
-            .env("GIT_SSL_CAINFO", self.place.path().join("gate.pem"))
+            .env("GIT_SSL_CAINFO", self.gate_dir.path().join("gate.pem"))
             .args(["-c", &format!("protocol.version={}", self.version)])
             .args([
                 "-c",
@@ -246,33 +253,41 @@ impl Yard {
                 "user.email=agent@example.com",
             ])
             .args(["-c", "init.defaultBranch=main", "-c", "gc.auto=0"])
-            // What these tests push is small, or noise.
+            // The pushed data is small or incompressible.
             .args(["-c", "core.compression=0"])
             .args(args)
             .current_dir(dir);
         command
     }
 
-    /// Runs git, whatever comes of it.
+    /// Runs git, which may fail.
     pub(crate) fn try_git(&self, dir: &Path, args: &[&str]) -> Output {
         self.command(dir, args).output().unwrap()
     }
 
-    /// Runs git; it must go well. What it says.
+    /// Runs git, which must succeed, and returns its output.
     #[track_caller]
     pub(crate) fn git_in(&self, dir: &Path, args: &[&str]) -> String {
         let output = self.try_git(dir, args);
-        assert!(output.status.success(), "git {args:?}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(
+            output.status.success(),
+            "git {args:?}: {}",
+            describe(&output)
+        );
+        output::stdout(&output).trim_end().to_owned()
     }
 
-    /// A push that must be refused: git says so, in our words, and nothing moved upstream.
+    /// A push that must be refused with this sentence; upstream must not change.
     #[track_caller]
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
         let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
         let output = self.try_git(dir, args);
-        let said = said::err(&output);
-        assert!(!output.status.success(), "git {args:?}: {}", told(&output));
+        let said = output::stderr(&output);
+        assert!(
+            !output.status.success(),
+            "git {args:?}: {}",
+            describe(&output)
+        );
         assert!(said.contains(sentence), "no '{sentence}' in: {said}");
         assert!(said.contains("remote: palisade: "), "{said}");
         assert!(said.contains(reason), "no '{reason}' in: {said}");
@@ -281,7 +296,7 @@ impl Yard {
         self.explained(&said, reason);
     }
 
-    /// What git printed names a request that `palisade why` and the audit log explain.
+    /// git's output names a request that `palisade why` and the audit log explain.
     #[track_caller]
     fn explained(&self, said: &str, reason: &str) {
         let (_, rest) = said.split_once("request ").expect("a request id");
@@ -304,14 +319,14 @@ impl Yard {
     /// A working copy with one commit, which `origin` has on `main`.
     pub(crate) fn working_copy(&self, name: &str) -> PathBuf {
         let dir = self.path(name);
-        self.git_in(self.place.path(), &["clone", "-q", APP, name]);
+        self.git_in(self.gate_dir.path(), &["clone", "-q", APP, name]);
         if self.refs("acme/app").is_empty() {
             self.seed(&dir);
         }
         dir
     }
 
-    /// The first commit, put upstream past the gate: it is the operator's own.
+    /// Pushes the first commit to upstream past the gate, as the operator.
     fn seed(&self, dir: &Path) {
         self.commit(dir, "README.md", "hello\n");
         let upstream = self.upstream("acme/app");
@@ -329,26 +344,26 @@ impl Yard {
         self.git_in(dir, &["commit", "-q", "-m", file]);
     }
 
-    /// The operator's words to the gate; they must go well.
+    /// Runs `palisade`, which must succeed.
     #[track_caller]
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.operator(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
-    /// The operator's words, whatever comes of them.
+    /// Runs `palisade`, which may fail.
     pub(crate) fn operator(&self, args: &[&str]) -> Output {
-        self.operator_in(self.place.path(), args)
+        self.operator_in(self.gate_dir.path(), args)
     }
 
-    /// The same in another directory.
+    /// Runs `palisade` in another directory.
     pub(crate) fn operator_in(&self, dir: &Path, args: &[&str]) -> Output {
-        let mut command = self.place.palisade(args);
+        let mut command = self.gate_dir.palisade(args);
         command.current_dir(dir).output().unwrap()
     }
 
-    /// Starts the gate anew: ten pushes may come at once, and a new gate has seen none.
+    /// Restarts the gate, whose rate limit for pushes is then full again.
     pub(crate) fn rested(&self) {
         self.ok(&["gate", "restart"]);
     }
@@ -362,22 +377,22 @@ impl Yard {
             .collect()
     }
 
-    /// Asks on the control socket.
+    /// Sends a request to the control socket.
     pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
-        let control = self.place.control();
-        let answer = http::ask(&control, method, path, body.to_string().as_bytes()).unwrap();
+        let control = self.gate_dir.control();
+        let answer = http::send(&control, method, path, body.to_string().as_bytes()).unwrap();
         answer.json()
     }
 
     /// The gate's metrics.
     pub(crate) fn metrics(&self) -> String {
-        let control = self.place.control();
-        http::ask(&control, "GET", "/internal/metrics", b"")
+        let control = self.gate_dir.control();
+        http::send(&control, "GET", "/internal/metrics", b"")
             .unwrap()
             .text()
     }
 
-    /// The most memory the gate had, in KiB, and what it has now.
+    /// Peak and current memory of the gate, in KiB.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let status = self.ok(&["gate", "status", "--json"]);
         let status: Value = serde_json::from_str(&status).unwrap();
@@ -391,24 +406,24 @@ impl Yard {
         (field("VmHWM:"), field("VmRSS:"))
     }
 
-    /// curl as the container runs it: status and body.
+    /// Runs curl in the container: status and body.
     pub(crate) fn curl(&self, args: &[&str]) -> (u16, String) {
         let output = Command::new("curl")
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .args(["-sS", "--max-time", "60", "-w", "\n%{http_code}"])
             .args(["-x", &format!("http://{}", self.proxy()), "--cacert"])
-            .arg(self.place.path().join("gate.pem"))
+            .arg(self.gate_dir.path().join("gate.pem"))
             .args(args)
             .output()
             .unwrap();
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        let said = said::out(&output);
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        let said = output::stdout(&output);
         let (body, status) = said.rsplit_once('\n').unwrap();
         (status.parse().unwrap(), body.to_owned())
     }
 
-    /// The same with a body from a file, as a push.
+    /// Posts a file as a push with curl.
     pub(crate) fn post(&self, target: &str, body: &[u8], headers: &[&str]) -> (u16, String) {
         let file = self.path("body");
         std::fs::write(&file, body).unwrap();
@@ -427,13 +442,13 @@ impl Yard {
     }
 }
 
-/// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
-    let (out, err) = (said::out(output), said::err(output));
+/// Status and output of a command, for messages.
+pub(crate) fn describe(output: &Output) -> String {
+    let (out, err) = (output::stdout(output), output::stderr(output));
     format!("{}\nstdout: {out}\nstderr: {err}", output.status)
 }
 
-/// Passes connections on from another address of loopback, which is another container's.
+/// Relays connections from another loopback address, which identifies another container.
 pub(crate) fn relay(from: IpAddr, to: SocketAddr) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

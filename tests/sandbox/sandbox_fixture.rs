@@ -1,44 +1,44 @@
-//! An operator with a repository, and what they type.
+//! Fixture: an operator with a repository, and the commands they type.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use testkit::gate::Place;
+use testkit::gate::GateDir;
 use testkit::operator::Operator;
 use testkit::pty::Pty;
-use testkit::repo::Repo;
-use testkit::{leftovers, said};
+use testkit::repo::TestRepo;
+use testkit::{leftovers, output};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
-/// A place for a gate and a repository in it. Dropping it ends its sandboxes.
-pub(crate) struct Bench {
-    pub(crate) place: Place,
-    pub(crate) repo: Repo,
+/// A gate directory with a repository. Dropping it ends its sandboxes.
+pub(crate) struct SandboxFixture {
+    pub(crate) gate_dir: GateDir,
+    pub(crate) repo: TestRepo,
 }
 
-impl Bench {
+impl SandboxFixture {
     pub(crate) fn new(operator: Operator) -> Self {
         Self::of(operator, PALISADE)
     }
 
-    /// With another build, where somebody measures.
+    /// A fixture with another build, for measurements.
     pub(crate) fn of(operator: Operator, binary: &str) -> Self {
-        let place = Place::of(operator, binary);
-        let repo = Repo::new(&place.path().join("project"), operator);
-        Self { place, repo }
+        let gate_dir = GateDir::of(operator, binary);
+        let repo = TestRepo::new(&gate_dir.path().join("project"), operator);
+        Self { gate_dir, repo }
     }
 
-    /// `palisade` as typed in a directory. A borrower's sandboxes have lent ids.
+    /// `palisade` as typed in a directory. Sandboxes of a user with subids use `--root`.
     pub(crate) fn palisade_in(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = match args {
             [verb @ ("create" | "run"), rest @ ..]
-                if self.place.operator() == Operator::Borrower =>
+                if self.gate_dir.operator() == Operator::SubidUser =>
             {
-                self.place.palisade(&[&[*verb, "--root"], rest].concat())
+                self.gate_dir.palisade(&[&[*verb, "--root"], rest].concat())
             }
-            _ => self.place.palisade(args),
+            _ => self.gate_dir.palisade(args),
         };
         command.current_dir(dir);
         command
@@ -49,89 +49,89 @@ impl Bench {
         self.palisade_in(self.repo.dir(), args)
     }
 
-    /// Runs it, whatever comes of it.
+    /// Runs `palisade`, which may fail.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.palisade(args).output().unwrap()
     }
 
-    /// Runs it; it must go well. Returns what it printed.
+    /// Runs `palisade`, which must succeed, and returns its output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
-        assert!(output.status.success(), "{args:?}: {}", told(&output));
-        said::out(&output)
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        output::stdout(&output)
     }
 
-    /// Runs it and takes what it printed as JSON.
+    /// Runs `palisade` and parses its output as JSON.
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         let printed = self.ok(&[args, &["--json"]].concat());
         serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}"))
     }
 
-    /// Runs it; it must fail with that code. Returns what it complained of.
+    /// Runs `palisade`, which must fail with that code, and returns its error output.
     pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         assert_eq!(
             output.status.code(),
             Some(code),
             "{args:?}: {}",
-            told(&output)
+            describe(&output)
         );
-        said::err(&output)
+        output::stderr(&output)
     }
 
-    /// Makes a sandbox and returns its id.
+    /// Creates a sandbox and returns its id.
     pub(crate) fn create(&self, name: &str) -> String {
         text(&self.json(&["create", name])["id"])
     }
 
-    /// Runs a line of bash inside, whatever comes of it.
+    /// Runs a line of bash inside, which may fail.
     pub(crate) fn bash(&self, name: &str, line: &str) -> Output {
         self.run(&["exec", name, "--", "bash", "-c", line])
     }
 
-    /// What a line of bash says inside; it must go well.
-    pub(crate) fn says(&self, name: &str, line: &str) -> String {
+    /// Runs a line of bash inside, which must succeed, and returns its output.
+    pub(crate) fn stdout_of(&self, name: &str, line: &str) -> String {
         let output = self.bash(name, line);
-        assert!(output.status.success(), "{line}: {}", told(&output));
-        said::out(&output).trim_end().to_owned()
+        assert!(output.status.success(), "{line}: {}", describe(&output));
+        output::stdout(&output).trim_end().to_owned()
     }
 
     /// `palisade` on a terminal.
     pub(crate) fn on_terminal(&self, args: &[&str]) -> Pty {
         let mut command = self.palisade(args);
         command.env("TERM", "xterm");
-        Pty::start(self.place.operator(), &command)
+        Pty::start(self.gate_dir.operator(), &command)
     }
 
-    /// The process of the gate that runs.
+    /// The process id of the running gate.
     pub(crate) fn gate(&self) -> i32 {
         let status = self.json(&["gate", "status"]);
         i32::try_from(status["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// The process that is a sandbox's init, as it was written down.
+    /// The process id of a sandbox's init, from its record.
     pub(crate) fn init(&self, id: &str) -> i32 {
-        let record = self.place.state().join("sandboxes").join(id);
+        let record = self.gate_dir.state().join("sandboxes").join(id);
         let record = std::fs::read(record.join("record.json")).unwrap();
         let record: Value = serde_json::from_slice(&record).unwrap();
         i32::try_from(record["init"]["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// Stops the gate; then nothing of any sandbox may be there.
+    /// Stops the gate and asserts that no resource of a sandbox is left.
     pub(crate) fn assert_nothing_left(&self) {
         self.ok(&["gate", "stop"]);
-        let left = leftovers::find(&self.place, &[&self.repo]);
+        let left = leftovers::find(&self.gate_dir, &[&self.repo]);
         assert!(left.is_empty(), "{left:#?}");
     }
 }
 
-/// All that a command told, for a message.
-pub(crate) fn told(output: &Output) -> String {
+/// Status and output of a command, for messages.
+pub(crate) fn describe(output: &Output) -> String {
     format!(
         "{}\nstdout: {}\nstderr: {}",
         output.status,
-        said::out(output),
-        said::err(output)
+        output::stdout(output),
+        output::stderr(output)
     )
 }
 
