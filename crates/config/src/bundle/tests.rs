@@ -116,7 +116,7 @@ fn data_that_cannot_be_used_is_named() {
         (vec![("data.yaml", "a: 1\na: 2\n")], "data.yaml"),
         (
             vec![("data.json", r#"{"x": {"a": 1}}"#), ("x/data.yaml", "a: 2")],
-            "data.x.a is in another file",
+            "data.x.a is also in another file",
         ),
         (
             vec![("http/authz/data.json", r#"{"allow": true}"#)],
@@ -214,15 +214,15 @@ fn a_hostile_archive_is_refused() {
         ),
         (
             vec![policy, ("link.rego", tar::EntryType::Symlink, b"")],
-            "no regular file",
+            "not a regular file",
         ),
         (
             vec![policy, ("hard.rego", tar::EntryType::Link, b"")],
-            "no regular file",
+            "not a regular file",
         ),
         (
             vec![policy, ("pipe.rego", tar::EntryType::Fifo, b"")],
-            "no regular file",
+            "not a regular file",
         ),
         (vec![policy, policy], "twice"),
     ] {

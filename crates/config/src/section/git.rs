@@ -17,7 +17,7 @@ pub struct GitSection {
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<Host>>")]
     pub hosts: Vec<Host>,
-    /// Allow anonymous reads of all other public repositories on these hosts.
+    /// Allow anonymous reads of other public repositories.
     pub read_public: bool,
     /// Refuse force pushes if the old history is known.
     pub deny_force_push: bool,

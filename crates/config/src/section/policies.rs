@@ -24,7 +24,7 @@ pub const ENTRYPOINTS: [&str; 4] = [REQUESTS, PUSHES, TOOL_CALLS, ELICITATIONS];
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PoliciesSection {
-    /// Maximum duration of one evaluation; a longer one counts as a refusal.
+    /// Maximum duration of one evaluation; a longer one fails, and refuses unless `fail_open` is set.
     #[serde(with = "leaf::one")]
     #[schemars(with = "Text<Duration>")]
     pub timeout: Duration,

@@ -19,7 +19,7 @@ pub struct SandboxSection {
     /// Names of environment variables to pass from the operator's environment into sandboxes.
     #[schemars(with = "Vec<Text<EnvName>>")]
     pub env: Vec<String>,
-    /// Host directories that are visible inside sandboxes at the same path. Changes stay in the
+    /// Host directories that are visible inside sandboxes. Changes stay in the
     /// sandbox.
     #[serde(with = "leaf::list")]
     #[schemars(with = "Vec<Text<PathBuf>>")]

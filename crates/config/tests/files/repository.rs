@@ -233,7 +233,7 @@ fn variables_in_repository_files_are_not_expanded() {
 }
 
 #[test]
-fn links_pipes_and_secrets_in_repository_files_are_refused() {
+fn repository_file_that_is_a_link_pipe_or_large_is_refused() {
     let fixture = Fixture::new("");
     let path = fixture.repo().join(FILE_NAME);
     std::fs::remove_file(&path).unwrap();
