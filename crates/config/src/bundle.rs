@@ -12,7 +12,7 @@ mod directory;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use policy::rego::judge::{Judge, Terms};
+use policy::rego::policy_bundle::{PolicyBundle, Terms};
 use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
@@ -113,7 +113,7 @@ pub fn read(bundle: &BundleSettings) -> Result<rego::Bundle, BundleReadError> {
 #[derive(Debug, Default)]
 pub struct LoadedBundles {
     /// The bundles that exist, in the order of the settings.
-    pub judges: Vec<Arc<Judge>>,
+    pub judges: Vec<Arc<PolicyBundle>>,
     /// The optional bundles that do not exist.
     pub missing: Vec<BundleReadError>,
 }
@@ -135,7 +135,9 @@ pub fn judges(
             fail_open: section.fail_open,
         };
         match read(named) {
-            Ok(bundle) => found.judges.push(Arc::new(Judge::new(bundle, terms))),
+            Ok(bundle) => found
+                .judges
+                .push(Arc::new(PolicyBundle::new(bundle, terms))),
             Err(problem @ BundleReadError::Missing { .. }) if !named.required => {
                 found.missing.push(problem);
             }

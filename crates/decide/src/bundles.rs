@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use config::Settings;
 use config::bundle::{self, BundleReadError, LoadedBundles};
 use policy::reason::Reason;
-use policy::rego::judge::{Judge, Outcome};
+use policy::rego::policy_bundle::{Outcome, PolicyBundle};
 use policy::rego::{Decision, Failure, Said};
 use policy::verdict::{Denial, Digest, Edits, Modification, RuleName, Verdict, Word};
 use serde_json::{Map, Value};
@@ -26,7 +26,7 @@ const MAX_SLOW: usize = 4;
 /// The bundles for one entrypoint.
 #[derive(Debug)]
 pub struct Bundles {
-    judges: Vec<Arc<Judge>>,
+    judges: Vec<Arc<PolicyBundle>>,
     missing: Vec<String>,
     slow: Semaphore,
 }
@@ -301,7 +301,7 @@ impl Bundles {
         Ok(())
     }
 
-    async fn evaluate(&self, judge: &Arc<Judge>, subject: &dyn BundleSubject) -> Decision {
+    async fn evaluate(&self, judge: &Arc<PolicyBundle>, subject: &dyn BundleSubject) -> Decision {
         let input = subject.input();
         if !subject.is_large()
             && let Some(decision) = judge.at_once(input)
@@ -333,7 +333,7 @@ impl Step {
         }
     }
 
-    fn logged(self, judge: &Judge) -> Option<LoggedDecision> {
+    fn logged(self, judge: &PolicyBundle) -> Option<LoggedDecision> {
         let (verdict, reason) = match self {
             Step::Pass => return None,
             Step::Change(_) => (Word::Modify, None),
@@ -349,7 +349,7 @@ impl Step {
     }
 }
 
-fn understand(judge: &Judge, decision: Decision) -> Outcome {
+fn understand(judge: &PolicyBundle, decision: Decision) -> Outcome {
     if let Decision::Failed(failure) = &decision
         && let Some(failures) = judge.count_failure()
     {
@@ -359,7 +359,7 @@ fn understand(judge: &Judge, decision: Decision) -> Outcome {
     judge.understand(decision)
 }
 
-fn evaluation(judge: &Judge, decision: &Decision, begun: Instant) -> Evaluation {
+fn evaluation(judge: &PolicyBundle, decision: &Decision, begun: Instant) -> Evaluation {
     let action = match decision {
         Decision::Allow(_) => "allow",
         Decision::Deny(_) | Decision::Undefined => "block",

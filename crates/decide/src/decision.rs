@@ -437,7 +437,7 @@ fn check_repository(
     };
     let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
     let (name, shown) = (address.name.as_ref(), &address.shown);
-    let access = repository::authorise(repos, name, shown, address.errand, git.read_public);
+    let access = repository::authorise(repos, name, shown, address.operation, git.read_public);
     let (access, checked) = match access {
         Ok(Access::Registered(repo)) => (Some(RepositoryAccess::Registered(repo.clone())), Ok(())),
         Ok(Access::Anonymous) => (Some(RepositoryAccess::Anonymous), Ok(())),

@@ -10,11 +10,11 @@ use policy::host::{Host, HostPattern};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Detail};
 
+use crate::rate_limits;
 use crate::refusal::Refusal;
 use crate::request_cx::RequestCx;
+use crate::request_log::RequestLog;
 use crate::stage::Stage;
-use crate::trail::Trail;
-use crate::upstream;
 
 /// The breaker's part in one attempt at a request. Dropped without an outcome, it counts as
 /// abandoned: no half-open breaker waits for it.
@@ -43,7 +43,9 @@ impl Admission {
         } = &self.cx;
         let (settings, host) = (&snapshot.settings, &self.host);
         if outcome == Outcome::Failure {
-            services.numbers().failed(upstream::label(settings, host));
+            services
+                .metrics()
+                .failed(rate_limits::label(settings, host));
         }
         let now = services.clock().tick();
         let limits = &sandbox.upstreams;
@@ -60,7 +62,7 @@ impl Drop for Admission {
 }
 
 /// Takes a token from the bucket of `host`, or refuses with the time until the next one.
-pub fn take_token(cx: &RequestCx, host: &Host, trail: &mut Trail) -> Result<Pass, Refusal> {
+pub fn take_token(cx: &RequestCx, host: &Host, trail: &mut RequestLog) -> Result<Pass, Refusal> {
     let now = cx.services.clock().tick();
     let taken = cx.sandbox.upstreams.take(&cx.snapshot.settings, host, now);
     let pass = taken.map_err(|(wait, rule)| {
@@ -76,7 +78,7 @@ pub fn admit(
     cx: &RequestCx,
     host: &Host,
     paid: Option<Pass>,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<(Pass, Admission), Refusal> {
     let pass = match paid {
         Some(pass) => pass,

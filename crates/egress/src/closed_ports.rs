@@ -15,11 +15,11 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 
 use crate::datagram::Datagrams;
+use crate::request_log::RequestLog;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::source::reserve_record;
 use crate::stage::Stage;
-use crate::trail::Trail;
 
 /// Records of one sandbox: a hundred a second, and so many at once. An agent that tries every
 /// port waits for nothing, and the rest of its tries is not on record.
@@ -56,7 +56,7 @@ pub async fn watch(
 
 async fn record(services: &Arc<Services>, sandbox: &Arc<SandboxState>, meant: SocketAddr) {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = Trail::begin(services, Some(sandbox), Kind::Http, slot);
+    let mut trail = RequestLog::begin(services, Some(sandbox), Kind::Http, slot);
     let name = services.names().meant(sandbox.id(), meant.ip());
     let host = name.map_or_else(|| meant.ip().to_string(), |name| name.to_string());
     trail.event.host = Some(host);

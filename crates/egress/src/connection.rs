@@ -29,17 +29,17 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::alarm::HeadTimer;
 use crate::body::{self, Content};
+use crate::client_connection::ClientConnection;
 use crate::framing::{Faults, Guarded, Limits};
 use crate::hello::{self, BadHello, Hello, Replay};
 use crate::message::Handover;
 use crate::passthrough;
 use crate::pipeline;
-use crate::request::{self, Destination, Opening};
+use crate::request::{self, ConnectionInfo, Destination};
 use crate::request_cx::RequestCx;
+use crate::request_log::RequestLog;
 use crate::source::{Source, reserve_record};
 use crate::stage::Stage;
-use crate::trail::Trail;
-use crate::visit::Visit;
 use crate::websocket;
 
 /// HTTP/2 from a client: what it may have open, and on its way to us unread.
@@ -76,7 +76,7 @@ impl<IO: AsyncRead + AsyncWrite + Send + Unpin> Stream for IO {}
 type Served = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Begins to serve a connection. It ends by itself, or with its sandbox.
-pub fn begin<IO>(visit: Visit, io: IO)
+pub fn begin<IO>(visit: ClientConnection, io: IO)
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -86,34 +86,36 @@ where
 }
 
 /// What was agreed on before the first request.
-enum Spoken {
+enum NegotiatedProtocol {
     Http1(Line),
     Http2(Line),
 }
 
 /// Serves a connection to its end. The future is boxed because a tunnel's holds another, and
 /// what it needs until HTTP is spoken is given back then: most connections lie idle.
-fn serve(visit: Visit, io: Line, already: Bytes) -> Served {
+fn serve(visit: ClientConnection, io: Line, already: Bytes) -> Served {
     Box::pin(async move {
         let mut visit = visit;
-        match Box::pin(agree(&mut visit, io, already)).await {
-            Ok(Some(Spoken::Http1(line))) => serve_http1(visit, line).await,
-            Ok(Some(Spoken::Http2(line))) => serve_http2(visit, line).await,
+        match Box::pin(negotiate(&mut visit, io, already)).await {
+            Ok(Some(NegotiatedProtocol::Http1(line))) => serve_http1(visit, line).await,
+            Ok(Some(NegotiatedProtocol::Http2(line))) => serve_http2(visit, line).await,
             Ok(None) => {}
             // Whoever says nothing is told nothing, but it is on record where it went.
-            Err(Unready { host, denial }) => record_end(&visit, host.as_ref(), denial).await,
+            Err(NegotiationError { host, denial }) => {
+                record_end(&visit, host.as_ref(), denial).await
+            }
         }
     })
 }
 
 /// A connection that ended before it was ready for a request.
-struct Unready {
+struct NegotiationError {
     /// Where it went, as far as it said.
     host: Option<Host>,
     denial: Denial,
 }
 
-impl Unready {
+impl NegotiationError {
     fn new(host: Option<&Host>, denial: Denial) -> Self {
         let host = host.cloned();
         Self { host, denial }
@@ -129,23 +131,23 @@ impl Unready {
 }
 
 /// How long a client may take for a head or a handshake.
-fn header_patience(visit: &Visit) -> Duration {
+fn header_patience(visit: &ClientConnection) -> Duration {
     let snapshot = visit.services.policy().load();
     snapshot.settings.egress.timeouts.header
 }
 
 /// The name in the TLS hello, where there was one.
-fn hello_name(visit: &Visit) -> Option<Host> {
-    visit.opening.hello.clone().flatten()
+fn hello_name(visit: &ClientConnection) -> Option<Host> {
+    visit.connection_info.hello.clone().flatten()
 }
 
 /// Records a connection that ended before it was ready for a request. One that was, and on which
 /// nothing was asked, is what browsers keep in store: it is no record.
-async fn record_end(visit: &Visit, host: Option<&Host>, denial: Denial) {
+async fn record_end(visit: &ClientConnection, host: Option<&Host>, denial: Denial) {
     let sandbox = visit.source.sandbox();
     let slot = reserve_record(sandbox).await;
-    let mut trail = Trail::begin(&visit.services, sandbox, Kind::Http, slot);
-    visit.opening.note(&mut trail);
+    let mut trail = RequestLog::begin(&visit.services, sandbox, Kind::Http, slot);
+    visit.connection_info.note(&mut trail);
     if let Some(host) = host {
         trail.event.host = Some(host.to_string());
     }
@@ -158,7 +160,7 @@ fn late(what: &str) -> Denial {
 }
 
 /// A client whose first words were not understood.
-fn unheard(error: &BadHello) -> Denial {
+fn hello_error(error: &BadHello) -> Denial {
     let reason = match error {
         BadHello::Io(_) | BadHello::Cut => Reason::ClientLeft,
         BadHello::NotTls => Reason::NotTls,
@@ -176,7 +178,7 @@ fn unheard(error: &BadHello) -> Denial {
 
 /// A client that ended the handshake. Whoever does not trust a certificate says so in one
 /// of a few words (RFC 8446, 6.2), or leaves without one.
-fn unshaken(error: &std::io::Error) -> Denial {
+fn handshake_error(error: &std::io::Error) -> Denial {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
     let reason = match tls {
         Some(rustls::Error::AlertReceived(
@@ -195,33 +197,39 @@ fn unshaken(error: &std::io::Error) -> Denial {
 
 /// Finds out what is spoken, and ends TLS. None where nothing is left to do, because it passed
 /// unread.
-async fn agree(visit: &mut Visit, io: Line, already: Bytes) -> Result<Option<Spoken>, Unready> {
+async fn negotiate(
+    visit: &mut ClientConnection,
+    io: Line,
+    already: Bytes,
+) -> Result<Option<NegotiatedProtocol>, NegotiationError> {
     let patience = header_patience(visit);
     match timeout(patience, hello::open(io, already)).await {
-        Ok(Ok(hello::Opening::Tls { hello, io })) => agree_on_tls(visit, hello, io).await,
-        Ok(Ok(hello::Opening::Plain { io })) => Ok(Some(Spoken::Http1(Box::new(io)))),
-        Ok(Err(error)) => Err(Unready::new(None, unheard(&error))),
-        Err(_) => Err(Unready::new(None, late("the first words"))),
+        Ok(Ok(hello::ConnectionInfo::Tls { hello, io })) => negotiate_tls(visit, hello, io).await,
+        Ok(Ok(hello::ConnectionInfo::Plain { io })) => {
+            Ok(Some(NegotiatedProtocol::Http1(Box::new(io))))
+        }
+        Ok(Err(error)) => Err(NegotiationError::new(None, hello_error(&error))),
+        Err(_) => Err(NegotiationError::new(None, late("the first words"))),
     }
 }
 
-async fn agree_on_tls(
-    visit: &mut Visit,
+async fn negotiate_tls(
+    visit: &mut ClientConnection,
     hello: Hello,
     io: Replay<Line>,
-) -> Result<Option<Spoken>, Unready> {
-    if visit.opening.hello.is_some() {
+) -> Result<Option<NegotiatedProtocol>, NegotiationError> {
+    if visit.connection_info.hello.is_some() {
         // TLS inside the TLS that we ended: nobody needs it, and nobody could look inside.
-        return Err(Unready::tls(None, "TLS inside TLS"));
+        return Err(NegotiationError::tls(None, "TLS inside TLS"));
     }
     let name = hello.server_name.as_deref().map(Host::parse).transpose();
-    let name = name.map_err(|error| Unready::tls(None, error.to_string()))?;
-    visit.opening.hello = Some(name.clone());
+    let name = name.map_err(|error| NegotiationError::tls(None, error.to_string()))?;
+    visit.connection_info.hello = Some(name.clone());
     let Some(sandbox) = visit.source.sandbox().cloned() else {
         // Nobody we know trusts our certificates.
-        return Err(Unready::tls(name.as_ref(), "an unknown source"));
+        return Err(NegotiationError::tls(name.as_ref(), "an unknown source"));
     };
-    if let Ok(Some((host, Some(port)))) = visit.opening.agreed()
+    if let Ok(Some((host, Some(port)))) = visit.connection_info.agreed()
         && RequestCx::new(&visit.services, &sandbox)
             .snapshot
             .passes_unread(&host)
@@ -232,31 +240,39 @@ async fn agree_on_tls(
         return Ok(None);
     }
     // A certificate for the name that was asked for, so that the refusal can be read; what
-    // does not agree is refused inside.
-    let tunnel = visit.opening.tunnel.as_ref().map(|(host, _)| host.clone());
-    let meant = visit.opening.meant.map(|meant| Host::Ip(meant.ip()));
+    // does not negotiate is refused inside.
+    let tunnel = visit
+        .connection_info
+        .tunnel
+        .as_ref()
+        .map(|(host, _)| host.clone());
+    let meant = visit
+        .connection_info
+        .meant
+        .map(|meant| Host::Ip(meant.ip()));
     let Some(shown) = name.or(tunnel).or(meant) else {
-        return Err(Unready::tls(None, "no name"));
+        return Err(NegotiationError::tls(None, "no name"));
     };
     let now = visit.services.clock().wall();
     let handshake = sandbox.leaves.handshake(&shown, now);
-    let handshake = handshake.map_err(|error| Unready::tls(Some(&shown), error.to_string()))?;
+    let handshake =
+        handshake.map_err(|error| NegotiationError::tls(Some(&shown), error.to_string()))?;
     let accepting = TlsAcceptor::from(handshake).accept(io);
     let stream = match timeout(header_patience(visit), accepting).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(Unready::new(Some(&shown), unshaken(&error))),
-        Err(_) => return Err(Unready::new(Some(&shown), late("the handshake"))),
+        Ok(Err(error)) => return Err(NegotiationError::new(Some(&shown), handshake_error(&error))),
+        Err(_) => return Err(NegotiationError::new(Some(&shown), late("the handshake"))),
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     let line: Line = Box::new(stream);
     Ok(Some(if is_http2 {
-        Spoken::Http2(line)
+        NegotiatedProtocol::Http2(line)
     } else {
-        Spoken::Http1(line)
+        NegotiatedProtocol::Http1(line)
     }))
 }
 
-async fn serve_http1(visit: Visit, line: Line) {
+async fn serve_http1(visit: ClientConnection, line: Line) {
     let patience = header_patience(&visit);
     let (io, faults) = Guarded::new(line, Limits::default());
     let ordinals = AtomicU64::new(0);
@@ -291,27 +307,27 @@ async fn serve_http1(visit: Visit, line: Line) {
 }
 
 async fn answer_http1(
-    visit: &Visit,
+    visit: &ClientConnection,
     faults: &Faults,
     ordinal: u64,
     request: Request<Incoming>,
 ) -> Response<Content> {
-    let Visit {
+    let ClientConnection {
         services,
         source,
-        opening,
+        connection_info,
         ..
     } = visit;
     if let Some(fault) = faults.take(ordinal) {
         let denial = request::framing(&fault.to_string());
-        return pipeline::answer_fault(services, source, opening, denial).await;
+        return pipeline::answer_fault(services, source, connection_info, denial).await;
     }
     let response = if request.method() == Method::CONNECT {
         Box::pin(open_tunnel(visit, request)).await
     } else {
         let (mut head, body) = request.into_parts();
         head.extensions.insert(Handover::new(faults, ordinal));
-        pipeline::answer(services, source, opening, Box::new(head), body).await
+        pipeline::answer(services, source, connection_info, Box::new(head), body).await
     };
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS
         || response.extensions().get::<Tunnel>().is_some();
@@ -330,17 +346,17 @@ struct Tunnel;
 /// Answers CONNECT. What the tunnel is used for is judged inside it, request by request,
 /// where the client can read why not; a client that does not trust our certificates could
 /// not read that, and is told now.
-async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Content> {
+async fn open_tunnel(visit: &ClientConnection, request: Request<Incoming>) -> Response<Content> {
     let (mut head, _) = request.into_parts();
     let trusts = trusts_our_certificates(visit);
-    let meant = read_tunnel(&visit.opening, head.uri.authority());
-    let Visit {
+    let meant = read_tunnel(&visit.connection_info, head.uri.authority());
+    let ClientConnection {
         services,
         source,
-        opening,
+        connection_info,
         ..
     } = visit;
-    let decided = pipeline::answer_tunnel(services, source, opening, &head, || {
+    let decided = pipeline::answer_tunnel(services, source, connection_info, &head, || {
         let (host, port) = meant.as_ref().map_err(Clone::clone)?;
         if trusts || host.is_gate() {
             return Ok(());
@@ -352,10 +368,10 @@ async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Cont
     }
     let (Ok(meant), Some(upgrade)) = (meant, head.extensions.remove::<OnUpgrade>()) else {
         let denial = request::framing("a tunnel cannot be opened here");
-        return pipeline::answer_fault(services, source, opening, denial).await;
+        return pipeline::answer_fault(services, source, connection_info, denial).await;
     };
     let mut inside = visit.clone();
-    inside.opening.tunnel = Some(meant);
+    inside.connection_info.tunnel = Some(meant);
     let (stop, tasks) = (inside.stop.clone(), inside.tasks.clone());
     let tunnel = async move {
         let Ok(upgraded) = upgrade.await else { return };
@@ -379,7 +395,7 @@ async fn open_tunnel(visit: &Visit, request: Request<Incoming>) -> Response<Cont
 
 /// Decides about a tunnel on a shared network, where no program is known. Where the operator
 /// answers questions, what is inside the tunnel asks.
-fn decide_tunnel(visit: &Visit, host: &Host, port: u16) -> Result<(), Denial> {
+fn decide_tunnel(visit: &ClientConnection, host: &Host, port: u16) -> Result<(), Denial> {
     let sandbox = visit.source.sandbox();
     let snapshot = visit.services.snapshot_for(sandbox.map(AsRef::as_ref));
     let facts = ConnectFacts {
@@ -402,10 +418,10 @@ fn decide_tunnel(visit: &Visit, host: &Host, port: u16) -> Result<(), Denial> {
 }
 
 fn read_tunnel(
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     authority: Option<&http::uri::Authority>,
 ) -> Result<(Host, u16), Denial> {
-    if opening.tunnel.is_some() || opening.hello.is_some() {
+    if connection_info.tunnel.is_some() || connection_info.hello.is_some() {
         return Err(request::framing("a tunnel inside a tunnel"));
     }
     let authority = authority.ok_or_else(|| request::framing("a tunnel names host and port"))?;
@@ -417,7 +433,7 @@ fn read_tunnel(
 
 /// Whether the client was told to trust our root: our own sandboxes were, and a registered
 /// container where the registration says so.
-fn trusts_our_certificates(visit: &Visit) -> bool {
+fn trusts_our_certificates(visit: &ClientConnection) -> bool {
     match &visit.source {
         Source::Listener(_) => true,
         Source::Address(..) => match visit.source.look_up(&visit.services) {
@@ -431,7 +447,7 @@ fn trusts_our_certificates(visit: &Visit) -> bool {
     }
 }
 
-async fn serve_http2(visit: Visit, mut line: Line) {
+async fn serve_http2(visit: ClientConnection, mut line: Line) {
     // The library waits for its preface for as long as it takes.
     let mut first = BytesMut::with_capacity(FIRST_READ);
     match timeout(header_patience(&visit), line.read_buf(&mut first)).await {
@@ -449,16 +465,20 @@ async fn serve_http2(visit: Visit, mut line: Line) {
         let visit = Arc::clone(&visit);
         async move {
             let (mut head, body) = request.into_parts();
-            let Visit {
+            let ClientConnection {
                 services,
                 source,
-                opening,
+                connection_info,
                 ..
             } = &*visit;
             let asked = head.method == Method::CONNECT;
             let response = match websocket::from_http2(&mut head) {
-                Ok(()) => pipeline::answer(services, source, opening, Box::new(head), body).await,
-                Err(denial) => pipeline::answer_fault(services, source, opening, denial).await,
+                Ok(()) => {
+                    pipeline::answer(services, source, connection_info, Box::new(head), body).await
+                }
+                Err(denial) => {
+                    pipeline::answer_fault(services, source, connection_info, denial).await
+                }
             };
             Ok::<_, Infallible>(websocket::to_http2(response, asked))
         }

@@ -8,17 +8,17 @@
 //! no redirect is ever followed.
 
 mod address;
-mod bell;
 mod body;
 mod driven;
 mod error;
 mod exchange;
+mod io_tap;
 mod message;
 mod pool;
 mod single;
 mod socket;
-mod tap;
 mod trust;
+mod wake_flag;
 mod wire;
 
 use std::net::SocketAddr;

@@ -53,8 +53,8 @@ use policy::verdict::{Denial, Question, Word};
 use tokio::time::Instant;
 
 use self::decision::{
-    Decision, Errand, LOCAL_TTL, Record, Service, Step, address_in, denied, empty, empty_code,
-    judge, local, own_addresses, refuse, type_name,
+    Decision, ForwardedQuery, LOCAL_TTL, Record, Service, Step, address_in, denied, empty,
+    empty_code, judge, local, own_addresses, refuse, type_name,
 };
 use self::forward::{Case, Forwarded, Forwarder};
 use self::guest::Guest;
@@ -263,8 +263,8 @@ impl Names {
         });
         let decision = match self.consider(asker, &asked, way, &policy) {
             Step::Settled(decision) => decision,
-            Step::Forward(errand) => {
-                self.forward(errand, &policy.snapshot.settings, deadline)
+            Step::Forward(query_to_forward) => {
+                self.forward(query_to_forward, &policy.snapshot.settings, deadline)
                     .await
             }
         };
@@ -393,17 +393,24 @@ impl Names {
     }
 
     /// Asks an upstream about a name that was judged.
-    async fn forward(&self, errand: Errand, settings: &Settings, deadline: Instant) -> Decision {
-        let guest = self.guest(&errand.sandbox);
+    async fn forward(
+        &self,
+        query_to_forward: ForwardedQuery,
+        settings: &Settings,
+        deadline: Instant,
+    ) -> Decision {
+        let guest = self.guest(&query_to_forward.sandbox);
         let case = Case {
             settings,
             labels: &self.labels,
             guest: &guest,
-            sandbox: &errand.sandbox,
+            sandbox: &query_to_forward.sandbox,
             deadline,
         };
-        let forwarded = self.forwarder.resolve(case, &errand.name, errand.kind);
-        let rule = errand.rule;
+        let forwarded = self
+            .forwarder
+            .resolve(case, &query_to_forward.name, query_to_forward.kind);
+        let rule = query_to_forward.rule;
         match forwarded.await {
             Forwarded::Found {
                 records,
@@ -431,7 +438,7 @@ impl Names {
                 denied(ResponseCode::NoError, denial, Outcome::Denied)
             }
             Forwarded::Failed(error) => {
-                tracing::debug!(sandbox = %errand.sandbox, %error, "a name was not resolved");
+                tracing::debug!(sandbox = %query_to_forward.sandbox, %error, "a name was not resolved");
                 let reason = Some(error.reason());
                 Decision {
                     reply: Reply::without(ResponseCode::ServFail, reason),

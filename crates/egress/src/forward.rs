@@ -21,19 +21,19 @@ use policy::verdict::Denial;
 
 use crate::admission::Admission;
 use crate::body::{self, Content};
+use crate::body_stream;
 use crate::dialer::{Arriving, DialError};
-use crate::flow;
 use crate::headers;
 use crate::in_flight::{Authorized, AuthorizedRequest, InFlight};
 use crate::message::{Handover, Message};
-use crate::outgoing::{Departure, Outgoing};
+use crate::outgoing::{Outgoing, RequestParts};
 use crate::refusal::Refusal;
 use crate::request;
 use crate::request_cx::{Entering, RequestCx};
+use crate::request_log::RequestLog;
 use crate::services::Services;
 use crate::splice;
 use crate::stage::Stage;
-use crate::trail::Trail;
 use crate::websocket;
 
 /// What the client is answered with.
@@ -62,7 +62,7 @@ impl Upgrade {
     pub fn begin(
         self: Box<Self>,
         services: &Services,
-        trail: Trail,
+        trail: RequestLog,
         patience: Duration,
     ) -> Response<Content> {
         let Upgrade {
@@ -101,7 +101,7 @@ enum Answered {
 type Client = (OnUpgrade, Option<Handover>);
 
 /// A cleared request as it leaves, built anew from what was permitted, and in flight.
-pub struct Leaving {
+pub struct PreparedRequest {
     cx: RequestCx,
     outgoing: Outgoing,
     /// The client's end, where it asks for WebSocket.
@@ -117,9 +117,9 @@ pub struct Leaving {
 )]
 pub enum Preparing {
     /// It is ready.
-    Now(Leaving),
+    Now(PreparedRequest),
     /// It is made ready by this future.
-    Later(Pin<Box<dyn Future<Output = Result<Leaving, Refusal>> + Send>>),
+    Later(Pin<Box<dyn Future<Output = Result<PreparedRequest, Refusal>> + Send>>),
 }
 
 /// Makes a cleared request ready to leave.
@@ -137,7 +137,9 @@ pub fn prepare(
     }));
     let leaving = move |cx, entered: Result<InFlight, Denial>| {
         let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
-        Ok(Leaving::new(cx, outgoing, upgrade, in_flight, admission))
+        Ok(PreparedRequest::new(
+            cx, outgoing, upgrade, in_flight, admission,
+        ))
     };
     Ok(match cx.enter(authorized) {
         Entering::Now(entered) => Preparing::Now(leaving(cx, entered)?),
@@ -151,7 +153,7 @@ pub fn prepare(
 fn depart(
     message: Message,
     target: &Target,
-) -> Result<Departure<(Option<Client>, Recorded)>, Refusal> {
+) -> Result<RequestParts<(Option<Client>, Recorded)>, Refusal> {
     let Message {
         head,
         body,
@@ -175,7 +177,7 @@ fn depart(
     *request.method_mut() = head.method;
     *request.uri_mut() = Uri::from(path);
     *request.headers_mut() = head.headers;
-    Ok(Departure {
+    Ok(RequestParts {
         request,
         tls: destination.tls,
         credentials,
@@ -183,7 +185,7 @@ fn depart(
     })
 }
 
-impl Leaving {
+impl PreparedRequest {
     fn new(
         cx: RequestCx,
         outgoing: Outgoing,
@@ -195,7 +197,7 @@ impl Leaving {
             outgoing
         } else {
             let upload = in_flight.for_upload();
-            outgoing.map(|request| request.map(|body| flow::revocable(body, upload)))
+            outgoing.map(|request| request.map(|body| body_stream::revocable(body, upload)))
         };
         Self {
             cx,
@@ -208,7 +210,7 @@ impl Leaving {
 
     /// Sends it, and waits for the answer's head.
     pub async fn send(self) -> Result<Reply, Refusal> {
-        let Leaving {
+        let PreparedRequest {
             cx,
             outgoing,
             upgrade,

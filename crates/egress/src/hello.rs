@@ -52,7 +52,7 @@ const ENCRYPTED_HELLO: u16 = 0xfe0d;
 
 /// How a connection begins.
 #[derive(Debug)]
-pub enum Opening<IO> {
+pub enum ConnectionInfo<IO> {
     /// With TLS.
     Tls {
         /// What the client asks for.
@@ -121,7 +121,7 @@ pub enum BadHello {
 pub async fn open<IO: AsyncRead + Unpin>(
     mut io: IO,
     already: Bytes,
-) -> Result<Opening<IO>, BadHello> {
+) -> Result<ConnectionInfo<IO>, BadHello> {
     let mut bytes = BytesMut::from(already);
     let mut message = Message::default();
     loop {
@@ -130,12 +130,12 @@ pub async fn open<IO: AsyncRead + Unpin>(
                 let readable = bytes.get(..LONGEST).unwrap_or(&bytes);
                 if let Some(hello) = message.read_on(readable)? {
                     let io = Replay::new(io, bytes.freeze());
-                    return Ok(Opening::Tls { hello, io });
+                    return Ok(ConnectionInfo::Tls { hello, io });
                 }
             }
             Some(first) if first.is_ascii() => {
                 let io = Replay::new(io, bytes.freeze());
-                return Ok(Opening::Plain { io });
+                return Ok(ConnectionInfo::Plain { io });
             }
             Some(_) => return Err(BadHello::NotTls),
             None => bytes.reserve(FIRST_READ),
@@ -416,10 +416,10 @@ fn outcome(bytes: &[u8], step: usize, already: usize) -> Result<Option<Hello>, S
     let (first, rest) = bytes.split_at(already);
     let pieces = Pieces { rest, step };
     let mut cx = Context::from_waker(Waker::noop());
-    let opening = pin!(open(pieces, Bytes::copy_from_slice(first)));
-    let (hello, mut io) = match opening.poll(&mut cx) {
-        Poll::Ready(Ok(Opening::Tls { hello, io })) => (Some(hello), io),
-        Poll::Ready(Ok(Opening::Plain { io })) => (None, io),
+    let connection_info = pin!(open(pieces, Bytes::copy_from_slice(first)));
+    let (hello, mut io) = match connection_info.poll(&mut cx) {
+        Poll::Ready(Ok(ConnectionInfo::Tls { hello, io })) => (Some(hello), io),
+        Poll::Ready(Ok(ConnectionInfo::Plain { io })) => (None, io),
         Poll::Ready(Err(error)) => return Err(error.to_string()),
         Poll::Pending => return Err("it waits for what is there".into()),
     };

@@ -12,9 +12,9 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
+use crate::rate_limits::{HostReading, Reading};
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::upstream::{HostReading, Reading};
 
 /// The buckets and breakers of every sandbox.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl Collector for LimitMetrics {
             },
         )?;
         encode_rejections(&mut encoder, &rows)?;
-        let mut failures = self.0.numbers().failures().read();
+        let mut failures = self.0.metrics().failures().read();
         for (_, label, reading) in rows {
             if reading.hosts.is_some() {
                 failures.entry(label).or_default();

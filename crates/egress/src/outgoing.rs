@@ -37,7 +37,7 @@ pub struct Outgoing {
 }
 
 /// What a cleared request is made of when it leaves.
-pub struct Departure<T> {
+pub struct RequestParts<T> {
     /// The request, built anew.
     pub request: Request<Content>,
     /// Whether it goes over TLS.
@@ -53,7 +53,7 @@ impl Outgoing {
     /// request from it. The admission comes back, to be settled with the outcome.
     pub fn cleared<R, A, T, E>(
         cleared: Cleared<R, A>,
-        build: impl FnOnce(R, &Target) -> Result<Departure<T>, E>,
+        build: impl FnOnce(R, &Target) -> Result<RequestParts<T>, E>,
     ) -> Result<(Self, Target, A, T), E> {
         let parts = cleared.into_parts();
         let target = parts.permit.into_target();

@@ -18,9 +18,9 @@ use crate::in_flight::InFlight;
 use crate::message::Message;
 use crate::refusal::Refusal;
 use crate::request_cx::RequestCx;
+use crate::request_log::RequestLog;
 use crate::source::Source;
 use crate::stage::Stage;
-use crate::trail::Trail;
 
 /// Sends a request of the gate's own to `target`, and returns the answer. What the operator
 /// answered about the push holds for it as well, where it raises the same question.
@@ -30,7 +30,7 @@ pub async fn send(
     message: Message,
     answers: &Answers,
 ) -> Result<(Response<Arriving>, InFlight), Refusal> {
-    let mut trail = Trail::begin(&cx.services, Some(&cx.sandbox), Kind::Git, None);
+    let mut trail = RequestLog::begin(&cx.services, Some(&cx.sandbox), Kind::Git, None);
     trail.event.event = Some("asked_for_push".to_owned());
     trail.event.method = Some(target.method.as_str().to_owned());
     trail.event.host = Some(target.host.to_string());
@@ -53,7 +53,7 @@ async fn send_checked(
     target: Target,
     message: Message,
     answers: &Answers,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<(Response<Arriving>, InFlight), Refusal> {
     let source = Source::Listener(std::sync::Arc::clone(&cx.sandbox));
     let identity = source.identify(&cx.services, None)?;

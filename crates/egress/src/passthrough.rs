@@ -19,25 +19,25 @@ use policy::verdict::{Denial, Digest, Verdict};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::admission::{self, Admission, admit};
+use crate::client_connection::ClientConnection;
 use crate::forward;
 use crate::hello::{Hello, Replay};
 use crate::in_flight::{Authorized, AuthorizedConnection, InFlight};
 use crate::refusal::Refusal;
 use crate::request::Destination;
 use crate::request_cx::{self, RequestCx};
+use crate::request_log::RequestLog;
 use crate::sandbox_state::SandboxState;
 use crate::source::reserve_record;
 use crate::splice;
 use crate::stage::Stage;
-use crate::trail::Trail;
-use crate::visit::Visit;
 
 /// How long a connection waits for the operator's answer: its client waits in a handshake.
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
 /// Passes a connection on that began with `hello`.
 pub async fn pass<IO>(
-    visit: &Visit,
+    visit: &ClientConnection,
     sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
@@ -46,7 +46,7 @@ pub async fn pass<IO>(
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = Trail::begin(&visit.services, Some(sandbox), Kind::Http, slot);
+    let mut trail = RequestLog::begin(&visit.services, Some(sandbox), Kind::Http, slot);
     trail.event.host = Some(destination.host.to_string());
     trail.event.port = Some(destination.port);
     trail.event.method = Some("CONNECT".to_owned());
@@ -58,12 +58,12 @@ pub async fn pass<IO>(
 }
 
 async fn join<IO>(
-    visit: &Visit,
+    visit: &ClientConnection,
     sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
     mut io: Replay<IO>,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<(), Refusal>
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -121,7 +121,7 @@ where
 
 /// A connection that is decided, and may have to wait in between.
 struct HeldConnection<'a, IO> {
-    visit: &'a Visit,
+    visit: &'a ClientConnection,
     sandbox: &'a Arc<SandboxState>,
     destination: &'a Destination,
     has_ech: bool,
@@ -133,7 +133,7 @@ struct HeldConnection<'a, IO> {
     asked_by: Check,
     /// Its entry in the in-flight set while it waits.
     waiting: Option<InFlight>,
-    trail: &'a mut Trail,
+    trail: &'a mut RequestLog,
 }
 
 impl<IO> Held for HeldConnection<'_, IO>
@@ -159,7 +159,7 @@ where
         let (host, port) = (&self.destination.host, self.destination.port);
         let (pass, admission) = admit(&cx, host, self.paid.take(), self.trail)?;
         let request = Identified::new((), identity).admit(pass, admission);
-        let program = self.visit.opening.program(&cx).await;
+        let program = self.visit.connection_info.program(&cx).await;
         let facts = PassthroughFacts {
             sandbox: self.sandbox.id(),
             host,

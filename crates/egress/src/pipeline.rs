@@ -26,32 +26,32 @@ use policy::identity::Identity;
 use policy::proof::{Clearance, Identified, Permitted};
 use policy::reason::Reason;
 use policy::refs::RefUpdate;
-use policy::repository::Errand;
+use policy::repository::RepositoryOperation;
 use policy::verdict::{Denial, Digest, Question, Verdict};
 
 use crate::admission::{self, Admission, admit, take_token};
 use crate::body::Content;
-use crate::flow;
-use crate::forward::{self, Leaving, Preparing, Reply};
+use crate::body_stream;
+use crate::forward::{self, PreparedRequest, Preparing, Reply};
 use crate::git::receive::{self, Arrival, PushVerdict};
 use crate::git::upstream::Upstream;
 use crate::git_protocol::push::Capabilities;
 use crate::headers;
 use crate::in_flight::{Authorized, InFlight};
 use crate::internal;
-use crate::leftover::Leftover;
 use crate::message::{BodyPlan, BodyState, Handover, Message};
 use crate::mirror_server::serve::{self, Visitor};
 use crate::outgoing::Credentials;
 use crate::refusal::Refusal;
-use crate::request::{self, Destination, Opening};
+use crate::request::{self, ConnectionInfo, Destination};
 use crate::request_cx::{self, RequestCx};
+use crate::request_log::RequestLog;
 use crate::response_filters::{ResponseFilter, ResponseFilters};
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::source::{self, Source, reserve_record};
 use crate::stage::Stage;
-use crate::trail::Trail;
+use crate::unread_body::UnreadBody;
 
 /// The largest body that is read for the rules of GitHub's API.
 const MAX_READ_BODY: usize = 1024 * 1024;
@@ -60,14 +60,14 @@ const MAX_READ_BODY: usize = 1024 * 1024;
 pub async fn answer(
     services: &Arc<Services>,
     source: &Source,
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     head: Box<Parts>,
     body: Incoming,
 ) -> Response<Content> {
     let body = leftover(&head, body);
-    let mut trail = begin(services, source, opening).await;
+    let mut trail = begin(services, source, connection_info).await;
     trail.event.method = Some(beginning(head.method.as_str(), 32));
-    let passed = pass(services, source, opening, head, body, &mut trail).await;
+    let passed = pass(services, source, connection_info, head, body, &mut trail).await;
     let idle = || {
         let snapshot = services.policy().load();
         snapshot.settings.egress.timeouts.idle
@@ -81,15 +81,15 @@ pub async fn answer(
             trail.answered(response.status());
             filters.choose(&response);
             if filters.is_empty() {
-                return response.map(|body| flow::receiving(body, trail, in_flight, idle()));
+                return response.map(|body| body_stream::receiving(body, trail, in_flight, idle()));
             }
-            let response = response.map(|body| flow::arriving(body, idle()));
+            let response = response.map(|body| body_stream::arriving(body, idle()));
             let response = filters.apply(response);
-            response.map(|body| flow::filtered(body, trail, in_flight))
+            response.map(|body| body_stream::filtered(body, trail, in_flight))
         }
         Ok((Reply::Changed(response, in_flight), _)) => {
             trail.answered(response.status());
-            response.map(|body| flow::receiving(body, trail, in_flight, idle()))
+            response.map(|body| body_stream::receiving(body, trail, in_flight, idle()))
         }
         Ok((Reply::Upgraded(upgrade), _)) => {
             trail.answered(StatusCode::SWITCHING_PROTOCOLS);
@@ -103,10 +103,10 @@ pub async fn answer(
 pub async fn answer_fault(
     services: &Arc<Services>,
     source: &Source,
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     denial: Denial,
 ) -> Response<Content> {
-    let trail = begin(services, source, opening).await;
+    let trail = begin(services, source, connection_info).await;
     refuse(source, trail, &Refusal::new(Stage::Request, denial))
 }
 
@@ -114,11 +114,11 @@ pub async fn answer_fault(
 pub async fn answer_tunnel(
     services: &Arc<Services>,
     source: &Source,
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     head: &Parts,
     decided: impl FnOnce() -> Result<(), Denial>,
 ) -> Result<(), Response<Content>> {
-    let mut trail = begin(services, source, opening).await;
+    let mut trail = begin(services, source, connection_info).await;
     trail.event.method = Some("CONNECT".to_owned());
     trail.event.host = head
         .uri
@@ -129,7 +129,7 @@ pub async fn answer_tunnel(
         .and_then(|_| decided().map_err(|denial| Refusal::new(Stage::Policy, denial)));
     match decided {
         Ok(()) => {
-            trail.nothing_to_say();
+            trail.discard();
             Ok(())
         }
         Err(refusal) => Err(refuse(source, trail, &refusal)),
@@ -139,11 +139,11 @@ pub async fn answer_tunnel(
 /// Disposes of an unread request body. With `Expect: 100-continue` the client has not sent it yet,
 /// and reading would make hyper send the 100. HTTP/2 has a way to stop the client, after which
 /// curl (as of 7.88) does not look at the answer.
-fn leftover(head: &Parts, body: Incoming) -> Leftover {
+fn leftover(head: &Parts, body: Incoming) -> UnreadBody {
     if head.headers.contains_key(EXPECT) {
-        Leftover::let_go(body)
+        UnreadBody::let_go(body)
     } else {
-        Leftover::drained(body)
+        UnreadBody::drained(body)
     }
 }
 
@@ -153,15 +153,19 @@ fn beginning(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-async fn begin(services: &Arc<Services>, source: &Source, opening: &Opening) -> Trail {
+async fn begin(
+    services: &Arc<Services>,
+    source: &Source,
+    connection_info: &ConnectionInfo,
+) -> RequestLog {
     let sandbox = source.sandbox();
     let slot = reserve_record(sandbox).await;
-    let mut trail = Trail::begin(services, sandbox, Kind::Http, slot);
-    opening.note(&mut trail);
+    let mut trail = RequestLog::begin(services, sandbox, Kind::Http, slot);
+    connection_info.note(&mut trail);
     trail
 }
 
-fn refuse(source: &Source, mut trail: Trail, refusal: &Refusal) -> Response<Content> {
+fn refuse(source: &Source, mut trail: RequestLog, refusal: &Refusal) -> Response<Content> {
     trail.refused(refusal.stage, &refusal.denial);
     let response = refusal.answer(source.sandbox().map(|sandbox| sandbox.id()), trail.id);
     trail.answered(response.status());
@@ -172,10 +176,10 @@ fn refuse(source: &Source, mut trail: Trail, refusal: &Refusal) -> Response<Cont
 async fn pass(
     services: &Arc<Services>,
     source: &Source,
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     mut head: Box<Parts>,
-    body: Leftover,
-    trail: &mut Trail,
+    body: UnreadBody,
+    trail: &mut RequestLog,
 ) -> Result<(Reply, ResponseFilters), Refusal> {
     // 1. Who is asking?
     let identity = source.identify_request(services, &head)?;
@@ -184,7 +188,7 @@ async fn pass(
     trail.passed(Stage::Identity);
 
     // What is asked for, where every place that says so agrees.
-    let destination = opening
+    let destination = connection_info
         .destination(&head)
         .map_err(|denial| Refusal::new(Stage::Request, denial))?;
     trail.event.host = Some(destination.host.to_string());
@@ -192,7 +196,7 @@ async fn pass(
     let target = read_target(&identity, &head, &destination)?;
     trail.event.path = Some(target.path.wire().to_owned());
     let idle = cx.snapshot.settings.egress.timeouts.idle;
-    let body = flow::sending(body, &trail.tally, idle);
+    let body = body_stream::sending(body, &trail.tally, idle);
     trail.passed(Stage::Request);
     if destination.is_internal() {
         let answering = answer_internal(&cx, identity, &target, *head, body, trail);
@@ -214,7 +218,7 @@ async fn pass(
     let mut held = HeldRequest {
         services,
         source,
-        opening,
+        connection_info,
         sandbox,
         first: Some((cx, identity, target)),
         message: Some(message),
@@ -246,7 +250,7 @@ async fn answer_internal(
     target: &Target,
     head: Parts,
     body: Content,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<Reply, Refusal> {
     if serve::is_for_mirror(target) {
         let visitor = Visitor {
@@ -289,7 +293,7 @@ fn read_target(
 struct HeldRequest<'a> {
     services: &'a Arc<Services>,
     source: &'a Source,
-    opening: &'a Opening,
+    connection_info: &'a ConnectionInfo,
     sandbox: &'a Arc<SandboxState>,
     /// What was found out before the first attempt.
     first: Option<(RequestCx, Identity, Target)>,
@@ -303,7 +307,7 @@ struct HeldRequest<'a> {
     asked_by: AskedBy,
     /// Its entry in the in-flight set while it waits.
     waiting: Option<InFlight>,
-    trail: &'a mut Trail,
+    trail: &'a mut RequestLog,
 }
 
 /// Who raised a question: it tells how its refusal is answered.
@@ -322,13 +326,13 @@ enum Inspected {
 }
 
 impl Held for HeldRequest<'_> {
-    type Allowed = (Leaving, ResponseFilters);
+    type Allowed = (PreparedRequest, ResponseFilters);
     type Refused = Refusal;
 
     async fn attempt(
         &mut self,
         answers: &Answers,
-    ) -> Result<Attempt<(Leaving, ResponseFilters)>, Refusal> {
+    ) -> Result<Attempt<(PreparedRequest, ResponseFilters)>, Refusal> {
         if self.waiting.take().is_some() {
             self.trail.resumed();
         }
@@ -352,7 +356,7 @@ impl Held for HeldRequest<'_> {
 
         // Do the rules allow it?
         if cx.snapshot.names_programs {
-            target.program = Box::pin(self.opening.program(&cx)).await;
+            target.program = Box::pin(self.connection_info.program(&cx)).await;
         }
         let (message, identity) = (request.request(), request.identity());
         let received = &message.head.headers;
@@ -473,8 +477,8 @@ impl HeldRequest<'_> {
         if let Some(repository) = &decided.repository {
             self.trail.event.kind = Kind::Git;
             self.trail.event.repo = Some(repository.address.shown.clone());
-            let errand = repository.address.errand.as_str();
-            self.trail.event.operation = Some(errand.to_owned());
+            let operation = repository.address.operation.as_str();
+            self.trail.event.operation = Some(operation.to_owned());
         }
         let stage = Stage::of(decided.check);
         let permit = decided.permit.take();
@@ -531,21 +535,24 @@ impl HeldRequest<'_> {
         // Nothing of git changes its protocol.
         request.request_mut().upgrade = None;
         let filters = match &repository.access {
-            Some(RepositoryAccess::Registered(repo)) => match repository.address.errand {
-                Errand::AdvertisePush => {
+            Some(RepositoryAccess::Registered(repo)) => match repository.address.operation {
+                RepositoryOperation::AdvertisePush => {
                     let identity = HeaderValue::from_static("identity");
                     let headers = &mut request.request_mut().head.headers;
                     headers.insert(ACCEPT_ENCODING, identity);
                     ResponseFilters::one(ResponseFilter::GitAdvertisement)
                 }
-                Errand::Push => match self.take_push(cx, request, repo, answers).await? {
-                    PushStep::Passed(filters) => filters,
-                    PushStep::Ask(question) => return Ok(Inspected::Ask(question)),
-                    PushStep::Stale => return Ok(Inspected::Stale),
-                },
-                Errand::AdvertiseFetch | Errand::Fetch | Errand::Lfs | Errand::Download => {
-                    ResponseFilters::default()
+                RepositoryOperation::Push => {
+                    match self.take_push(cx, request, repo, answers).await? {
+                        PushStep::Passed(filters) => filters,
+                        PushStep::Ask(question) => return Ok(Inspected::Ask(question)),
+                        PushStep::Stale => return Ok(Inspected::Stale),
+                    }
                 }
+                RepositoryOperation::AdvertiseFetch
+                | RepositoryOperation::Fetch
+                | RepositoryOperation::Lfs
+                | RepositoryOperation::Download => ResponseFilters::default(),
             },
             Some(RepositoryAccess::Anonymous) | None => {
                 let message = request.request_mut();
@@ -655,7 +662,9 @@ fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
         return BodyPlan::Buffer(MAX_READ_BODY);
     }
     match &decided.repository {
-        Some(repository) if repository.address.errand == Errand::Push => BodyPlan::Spool,
+        Some(repository) if repository.address.operation == RepositoryOperation::Push => {
+            BodyPlan::Spool
+        }
         Some(_) | None => BodyPlan::Stream,
     }
 }
@@ -706,8 +715,8 @@ fn git_refusal(denial: Denial, decided: &Decided, message: &Message) -> Refusal 
     let refusal = Refusal::new(Stage::Git, denial);
     let in_text = match &decided.repository {
         Some(repository) => matches!(
-            repository.address.errand,
-            Errand::AdvertiseFetch | Errand::AdvertisePush
+            repository.address.operation,
+            RepositoryOperation::AdvertiseFetch | RepositoryOperation::AdvertisePush
         ),
         None => refusal.denial.rule.as_str() == "git.hosts" && message.head.method == "GET",
     };

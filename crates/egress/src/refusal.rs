@@ -40,12 +40,12 @@ pub enum Form {
     /// Plain text, the only form that git shows a person.
     Text,
     /// Git's own report, ref by ref.
-    Push(Box<Unmoved>),
+    Push(Box<RejectedPush>),
 }
 
 /// A push of which nothing was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unmoved {
+pub struct RejectedPush {
     /// What the client can be told.
     pub capabilities: Capabilities,
     /// Each ref, and why it did not move.
@@ -73,7 +73,7 @@ impl Refusal {
 
     /// The same, of a push.
     #[must_use]
-    pub fn of_push(mut self, unmoved: Unmoved) -> Self {
+    pub fn of_push(mut self, unmoved: RejectedPush) -> Self {
         self.form = Form::Push(Box::new(unmoved));
         self
     }
@@ -138,7 +138,7 @@ impl Refusal {
     }
 
     /// The answer in git's own form; none where the client does not read it.
-    fn report(&self, unmoved: &Unmoved, id: RequestId) -> Option<Vec<u8>> {
+    fn report(&self, unmoved: &RejectedPush, id: RequestId) -> Option<Vec<u8>> {
         let Denial {
             reason,
             rule,
@@ -375,7 +375,7 @@ mod tests {
             let denial = Denial::new(Reason::GitProtected, "git:protected:main")
                 .saying("refs/heads/main is protected.")
                 .because("for the operator");
-            Refusal::new(Stage::Git, denial).of_push(Unmoved {
+            Refusal::new(Stage::Git, denial).of_push(RejectedPush {
                 capabilities: Capabilities {
                     report,
                     side_band: true,

@@ -13,11 +13,11 @@ use policy::verdict::Denial;
 
 use crate::caller::Caller;
 use crate::request_cx::RequestCx;
-use crate::trail::Trail;
+use crate::request_log::RequestLog;
 
 /// What a connection was before its first request.
 #[derive(Clone, Debug)]
-pub struct Opening {
+pub struct ConnectionInfo {
     /// The client's own end.
     pub peer: Option<SocketAddr>,
     /// The address it connected to. Inside a sandbox that is the one it meant; on a shared
@@ -49,11 +49,11 @@ impl Destination {
     }
 }
 
-impl Opening {
+impl ConnectionInfo {
     /// Notes in a record where the connection was to lead, as far as that is known before
     /// anything is asked on it.
-    pub fn note(&self, trail: &mut Trail) {
-        let Opening { tunnel, meant, .. } = self;
+    pub fn note(&self, trail: &mut RequestLog) {
+        let ConnectionInfo { tunnel, meant, .. } = self;
         let (host, port) = match (tunnel, meant) {
             (Some((host, port)), _) => (host.to_string(), *port),
             (None, Some(meant)) => (meant.ip().to_string(), meant.port()),
@@ -230,8 +230,8 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
-    fn plain(port: u16) -> Opening {
-        Opening {
+    fn plain(port: u16) -> ConnectionInfo {
+        ConnectionInfo {
             peer: None,
             meant: Some(SocketAddr::from(([192, 0, 2, 1], port))),
             tunnel: None,
@@ -240,15 +240,15 @@ mod tests {
         }
     }
 
-    fn tls(name: Option<&str>) -> Opening {
-        Opening {
+    fn tls(name: Option<&str>) -> ConnectionInfo {
+        ConnectionInfo {
             hello: Some(name.map(host)),
             ..plain(443)
         }
     }
 
-    fn tunnel(name: &str, port: u16, hello: Option<Option<&str>>) -> Opening {
-        Opening {
+    fn tunnel(name: &str, port: u16, hello: Option<Option<&str>>) -> ConnectionInfo {
+        ConnectionInfo {
             tunnel: Some((host(name), port)),
             hello: hello.map(|name| name.map(host)),
             ..plain(8080)
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn where_everything_agrees_the_destination_is_clear() {
-        for (opening, parts, shown) in [
+        for (connection_info, parts, shown) in [
             (plain(80), parts("/a", &["x.example"]), "x.example:80"),
             (
                 plain(8000),
@@ -305,15 +305,15 @@ mod tests {
                 "palisade.internal:80",
             ),
         ] {
-            let destination = opening.destination(&parts).unwrap();
+            let destination = connection_info.destination(&parts).unwrap();
             assert_eq!(format!("{}:{}", destination.host, destination.port), shown);
-            assert_eq!(destination.tls, opening.hello.is_some());
+            assert_eq!(destination.tls, connection_info.hello.is_some());
         }
     }
 
     #[test]
     fn where_two_places_disagree_the_request_is_misdirected() {
-        for (opening, parts) in [
+        for (connection_info, parts) in [
             (tls(Some("x.example")), parts("/", &["y.example"])),
             (tls(Some("x.example")), parts("/", &["x.example:8443"])),
             (
@@ -339,8 +339,12 @@ mod tests {
             (plain(8080), parts("/", &["x.example"])),
             (plain(80), parts("/", &["x.example:81"])),
         ] {
-            let denial = opening.destination(&parts).unwrap_err();
-            assert_eq!(denial.reason, Reason::NameMismatch, "{opening:?} {parts:?}");
+            let denial = connection_info.destination(&parts).unwrap_err();
+            assert_eq!(
+                denial.reason,
+                Reason::NameMismatch,
+                "{connection_info:?} {parts:?}"
+            );
         }
     }
 

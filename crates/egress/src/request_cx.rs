@@ -14,9 +14,9 @@ use policy::reason::Reason;
 use policy::verdict::{Denial, Digest};
 
 use crate::in_flight::{Authorized, InFlight};
+use crate::request_log::RequestLog;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::trail::Trail;
 
 /// See the module. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -63,11 +63,11 @@ impl RequestCx {
     }
 
     /// Records what policy bundles said beside their decision.
-    pub async fn record_bundles(&self, decided: &Decided, trail: &mut Trail) {
+    pub async fn record_bundles(&self, decided: &Decided, trail: &mut RequestLog) {
         let Some(run) = &decided.bundles else { return };
         let failed = run.evaluations.iter().filter(|one| one.failure.is_some());
         for _ in failed {
-            self.services.numbers().undecided();
+            self.services.metrics().undecided();
         }
         if let Some((bundle, _)) = &run.decided_by {
             trail.event.bundle = Some(bundle.clone());

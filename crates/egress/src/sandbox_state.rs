@@ -20,9 +20,9 @@ use crate::authority::Authority;
 use crate::branches::Branches;
 use crate::in_flight::InFlightSet;
 use crate::leaf::{LeafError, Leaves};
-use crate::spool::Tank;
+use crate::rate_limits::UpstreamLimits;
+use crate::spool::SpoolQuota;
 use crate::stage::Stage;
-use crate::upstream::Upstreams;
 
 /// Connections at a time. More wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 4096;
@@ -50,7 +50,7 @@ pub struct SandboxState {
     /// The certificates it is shown.
     pub leaves: Leaves,
     /// Its buckets and breakers.
-    pub upstreams: Upstreams,
+    pub upstreams: UpstreamLimits,
     /// Its requests in flight.
     pub in_flight: Arc<InFlightSet>,
     /// What the operator allowed it for a while.
@@ -66,7 +66,7 @@ pub struct SandboxState {
     /// Places for fetches from mirrors.
     pub fetches: Arc<Semaphore>,
     /// How much of its pushes waits for a verdict.
-    pub spooled: Arc<Tank>,
+    pub spooled: Arc<SpoolQuota>,
     /// The branches it made.
     pub branches: Branches,
     /// Hosts that it may reach beside those of all.
@@ -106,7 +106,7 @@ impl SandboxState {
         Ok(Self {
             id,
             leaves: Leaves::new(authority)?,
-            upstreams: Upstreams::default(),
+            upstreams: UpstreamLimits::default(),
             in_flight: Arc::default(),
             grants: Arc::default(),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
@@ -114,7 +114,7 @@ impl SandboxState {
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
             pushes: Semaphore::new(MOST_PUSHES),
             fetches: Arc::new(Semaphore::new(MOST_FETCHES)),
-            spooled: Tank::of_one(),
+            spooled: SpoolQuota::of_one(),
             branches: Branches::default(),
             added: AddedRules::default(),
             push_bucket: Mutex::default(),

@@ -34,8 +34,8 @@ use crate::ids::Ids;
 use crate::in_flight::{Authorized, InFlight};
 use crate::leaf::LeafError;
 use crate::listener_checks::ListenerChecks;
+use crate::metrics::TrafficMetrics;
 use crate::mirror::Mirrors;
-use crate::numbers::Numbers;
 use crate::resolvers;
 use crate::sandbox_state::{Explained, SandboxState};
 use crate::spool::Spools;
@@ -68,7 +68,7 @@ pub struct Parts {
     pub pack_reader: Option<Arc<dyn PackReader>>,
     /// The directory where bodies wait for their verdict.
     pub spool: PathBuf,
-    /// Upstreams that are served as mirrors.
+    /// UpstreamLimits that are served as mirrors.
     pub mirrors: Mirrors,
 }
 
@@ -89,7 +89,7 @@ pub struct Services {
     names: Arc<Names>,
     listener_checks: Arc<ListenerChecks>,
     queries: DnsMetrics,
-    numbers: Numbers,
+    numbers: TrafficMetrics,
     clock: Clock,
     ids: Ids,
     runtime: Handle,
@@ -151,7 +151,7 @@ impl Services {
             spools: Spools::new(&parts.spool),
             mirrors: parts.mirrors,
             tools: OnceLock::new(),
-            numbers: Numbers::default(),
+            numbers: TrafficMetrics::default(),
             clock,
             ids: Ids::new(rustls::crypto::aws_lc_rs::default_provider().secure_random),
             runtime: Handle::current(),
@@ -338,7 +338,7 @@ impl Services {
         &self.spools
     }
 
-    /// Upstreams that are served as mirrors.
+    /// UpstreamLimits that are served as mirrors.
     pub fn mirrors(&self) -> &Mirrors {
         &self.mirrors
     }
@@ -377,7 +377,7 @@ impl Services {
     }
 
     /// The metrics of requests.
-    pub fn numbers(&self) -> &Numbers {
+    pub fn metrics(&self) -> &TrafficMetrics {
         &self.numbers
     }
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use crate::in_flight::InFlight;
-use crate::trail::Tally;
+use crate::request_log::Tally;
 
 /// What is held of each direction at a time.
 const BUFFER: usize = 16 * 1024;
@@ -45,11 +45,11 @@ pub async fn join(
         ) => copied.map(drop),
         () = live.revoked() => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            crate::flow::Cut::Revoked,
+            crate::body_stream::Cut::Revoked,
         )),
         () = silence(begun, &last, patience) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            crate::flow::Cut::Idle(patience),
+            crate::body_stream::Cut::Idle(patience),
         )),
     }
 }

@@ -28,12 +28,12 @@ const PIECE: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Spools {
     dir: PathBuf,
-    all: Arc<Tank>,
+    all: Arc<SpoolQuota>,
 }
 
 /// How much is waiting, and how much may.
 #[derive(Debug)]
-pub struct Tank {
+pub struct SpoolQuota {
     level: AtomicU64,
     most: u64,
 }
@@ -43,7 +43,7 @@ pub struct Tank {
 pub struct Spool {
     file: File,
     length: u64,
-    tanks: [Arc<Tank>; 2],
+    tanks: [Arc<SpoolQuota>; 2],
 }
 
 impl Spools {
@@ -51,12 +51,12 @@ impl Spools {
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
-            all: Arc::new(Tank::new(MOST_OF_ALL)),
+            all: Arc::new(SpoolQuota::new(MOST_OF_ALL)),
         }
     }
 
     /// An empty one, on the account of `own`. Blocks.
-    pub fn open(&self, own: &Arc<Tank>) -> io::Result<Spool> {
+    pub fn open(&self, own: &Arc<SpoolQuota>) -> io::Result<Spool> {
         std::fs::create_dir_all(&self.dir)?;
         Ok(Spool {
             file: tempfile::tempfile_in(&self.dir)?,
@@ -66,7 +66,7 @@ impl Spools {
     }
 }
 
-impl Tank {
+impl SpoolQuota {
     fn new(most: u64) -> Self {
         Self {
             level: AtomicU64::new(0),
@@ -219,7 +219,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let spools = Spools {
             dir: dir.path().join("spool"),
-            all: Arc::new(Tank::new(most)),
+            all: Arc::new(SpoolQuota::new(most)),
         };
         (dir, spools)
     }
@@ -232,7 +232,7 @@ mod tests {
     #[tokio::test]
     async fn what_goes_in_comes_out_and_no_name_is_left() {
         let (dir, spools) = spools(1 << 20);
-        let mut spool = spools.open(&Tank::of_one()).unwrap();
+        let mut spool = spools.open(&SpoolQuota::of_one()).unwrap();
         let bytes: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         for piece in bytes.chunks(777) {
             spool.append(piece).unwrap();
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn there_is_room_for_so_much_and_it_comes_back() {
         let (_dir, spools) = spools(10);
-        let (one, two) = (Arc::new(Tank::new(6)), Arc::new(Tank::new(6)));
+        let (one, two) = (Arc::new(SpoolQuota::new(6)), Arc::new(SpoolQuota::new(6)));
         let mut first = spools.open(&one).unwrap();
         first.append(&[0; 6]).unwrap();
         assert!(is_full(first.append(&[0])), "its own room is used up");

@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::json;
 
-use crate::outlet::{Heard, Reader, Said};
+use crate::event_buffer::{Heard, Reader, Said};
 use crate::rpc::Message;
 use crate::sse::{self, Event};
 
@@ -104,10 +104,10 @@ fn with(status: StatusCode, kind: Option<&'static str>, body: Content) -> Respon
 /// How the events of a stream are numbered.
 #[derive(Clone, Debug)]
 pub enum Numbering {
-    /// `<outlet>-<number>`, and what comes first says where a client may go on.
-    Outlet {
-        /// Which outlet.
-        outlet: u64,
+    /// `<event_buffer>-<number>`, and what comes first says where a client may go on.
+    EventBuffer {
+        /// Which event_buffer.
+        event_buffer: u64,
         /// Whether there is such a first event; clients of older revisions take it for a
         /// message.
         primed: bool,
@@ -119,7 +119,7 @@ pub enum Numbering {
 impl Numbering {
     fn id(&self, number: u64) -> String {
         match self {
-            Numbering::Outlet { outlet, .. } => format!("{outlet}-{number}"),
+            Numbering::EventBuffer { event_buffer, .. } => format!("{event_buffer}-{number}"),
             Numbering::Session(session) => format!("{session}:{number}"),
         }
     }
@@ -138,7 +138,7 @@ pub fn events(
     held: Held,
 ) -> Response<Content> {
     let mut begin = lead.unwrap_or_default();
-    if let Numbering::Outlet { primed: true, .. } = &numbering {
+    if let Numbering::EventBuffer { primed: true, .. } = &numbering {
         let priming = Event {
             id: Some(&numbering.id(after)),
             retry: Some(RETRY),

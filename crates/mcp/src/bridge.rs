@@ -14,7 +14,7 @@ use crate::fingerprint::Fingerprints;
 use crate::modern::SessionlessService;
 use crate::relay::{self, Relay};
 use crate::session::{Session, SessionError, Way};
-use crate::shared::Commons;
+use crate::shared::SharedProcess;
 use crate::shutdown::Shutdown;
 use crate::tools::{Launchers, Served, Unavailable};
 
@@ -31,7 +31,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 struct Tool {
     served: Arc<Served>,
-    commons: Option<Arc<Commons>>,
+    shared_process: Option<Arc<SharedProcess>>,
 }
 
 /// See the module.
@@ -86,7 +86,7 @@ impl Bridge {
                     self.stop.child_token(),
                     Arc::clone(&self.shutdown),
                 )),
-                commons: config.shared.then(Arc::default),
+                shared_process: config.shared.then(Arc::default),
             });
             tools.insert(config.name.clone(), tool);
         }
@@ -181,19 +181,28 @@ impl Bridge {
         way: Way,
     ) -> Result<Arc<Session>, SessionError> {
         self.make_room(caller)?;
-        let commons = self
+        let shared_process = self
             .tools
             .load()
             .get(served.name().as_ref())
-            .and_then(|tool| Arc::ptr_eq(&tool.served, served).then(|| tool.commons.clone())?);
+            .and_then(|tool| {
+                Arc::ptr_eq(&tool.served, served).then(|| tool.shared_process.clone())?
+            });
         let id = relay::hex(relay::random::<16>());
         let caller = Caller {
             session: id.clone(),
             ..caller.clone()
         };
         let relay = self.relay.clone();
-        let session =
-            Session::open(id.clone(), Arc::clone(served), caller, way, relay, commons).await?;
+        let session = Session::open(
+            id.clone(),
+            Arc::clone(served),
+            caller,
+            way,
+            relay,
+            shared_process,
+        )
+        .await?;
         self.sessions().insert(id.clone(), Arc::clone(&session));
         // Whoever ended everything meanwhile has not seen it.
         if self.stop.is_cancelled() {
@@ -256,7 +265,7 @@ impl Bridge {
                 // An old client comes back within a minute or not at all.
                 let most = match session.way() {
                     Way::Streamable => most,
-                    Way::OneStream => most.min(crate::outlet::KEPT),
+                    Way::OneStream => most.min(crate::event_buffer::KEPT),
                 };
                 let unused = session.idle_for().is_some_and(|idle| idle > most);
                 let over = session.is_over();

@@ -14,7 +14,7 @@ use hyper::service::service_fn;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::server::{self, Door, House, ListenerRules};
+use crate::server::{self, ListenerRules, McpServer, RequestSource};
 
 /// Connections of one listener at a time.
 const MAX_CONNECTIONS: usize = 4096;
@@ -38,7 +38,7 @@ pub struct Ingress {
 /// The rules of a listener, and the connections that were accepted under them.
 #[derive(Debug)]
 struct Generation {
-    door: Door,
+    source: RequestSource,
     /// Other rules are in force: the connections finish.
     retired: CancellationToken,
 }
@@ -54,7 +54,7 @@ impl Ingress {
         let stop = gate.child_token();
         Arc::new(Self {
             current: ArcSwap::from_pointee(Generation {
-                door: Door::Network(rules),
+                source: RequestSource::Network(rules),
                 retired: stop.child_token(),
             }),
             cut_off: cut_off.clone(),
@@ -67,11 +67,11 @@ impl Ingress {
     /// those that were accepted under others. Returns whether the rules changed.
     pub fn replace(&self, rules: ListenerRules) -> bool {
         let old = self.current.load_full();
-        if matches!(&old.door, Door::Network(before) if *before == rules) {
+        if matches!(&old.source, RequestSource::Network(before) if *before == rules) {
             return false;
         }
         self.current.store(Arc::new(Generation {
-            door: Door::Network(rules),
+            source: RequestSource::Network(rules),
             retired: self.stop.child_token(),
         }));
         old.retired.cancel();
@@ -93,17 +93,17 @@ impl Ingress {
 
 /// Serves a listener's socket until it is closed or the gate stops, and its connections to
 /// their end.
-pub async fn serve(house: Arc<House>, socket: Arc<TcpListener>, ingress: Arc<Ingress>) {
+pub async fn serve(mcp_server: Arc<McpServer>, socket: Arc<TcpListener>, ingress: Arc<Ingress>) {
     // Also when this panics: `Ingress::close` must not wait for ever.
     let closed = ingress.closed.clone().drop_guard();
     let begin = |stream: TcpStream| {
         let generation = ingress.current.load_full();
-        let (house, cut_off) = (Arc::clone(&house), ingress.cut_off.clone());
+        let (mcp_server, cut_off) = (Arc::clone(&mcp_server), ingress.cut_off.clone());
         Some(async move {
             let service = service_fn(|request| {
-                let (house, generation) = (Arc::clone(&house), Arc::clone(&generation));
+                let (mcp_server, generation) = (Arc::clone(&mcp_server), Arc::clone(&generation));
                 async move {
-                    let answer = server::answer(&house, &generation.door, request).await;
+                    let answer = server::answer(&mcp_server, &generation.source, request).await;
                     Ok::<_, Infallible>(answer)
                 }
             });

@@ -77,16 +77,18 @@ pub struct Relay {
     /// Who decides.
     pub governance: Governance,
     /// Whether results carry the key by which an after hook finds its call.
-    pub stamps: Stamps,
+    pub stamps: GatewayHookProbe,
 }
 
 /// Whether a gateway's hooks are heard at the moment.
 #[derive(Clone)]
-pub struct Stamps(pub Arc<dyn Fn() -> bool + Send + Sync>);
+pub struct GatewayHookProbe(pub Arc<dyn Fn() -> bool + Send + Sync>);
 
-impl std::fmt::Debug for Stamps {
+impl std::fmt::Debug for GatewayHookProbe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Stamps").field(&(self.0)()).finish()
+        f.debug_tuple("GatewayHookProbe")
+            .field(&(self.0)())
+            .finish()
     }
 }
 

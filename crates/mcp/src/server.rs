@@ -1,4 +1,4 @@
-//! The door: who asks, whether they may, and which part answers.
+//! The source: who asks, whether they may, and which part answers.
 //!
 //! [`answer`] is the whole list of what can be asked; read it top to bottom.
 
@@ -37,7 +37,7 @@ const LONGEST_AGENT: usize = 128;
 
 /// What a listener answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offers {
+pub struct Endpoints {
     /// The hooks of a gateway.
     pub hooks: bool,
     /// Tools.
@@ -46,13 +46,13 @@ pub struct Offers {
 
 /// What an operator asks of those who ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Demands {
+pub struct AuthConfig {
     /// The hash of the token; comparing hashes takes the same time whatever differs.
     token: Option<[u8; 32]>,
     enforce_agent: bool,
 }
 
-impl Demands {
+impl AuthConfig {
     /// From the settings.
     pub fn of(settings: &Settings) -> Self {
         let token = settings.server.auth_token.as_ref();
@@ -76,21 +76,21 @@ pub struct ListenerRules {
     /// Where it listens, as it really is.
     pub at: SocketAddr,
     /// What it answers.
-    pub offers: Offers,
+    pub endpoints: Endpoints,
     /// What it asks of clients.
-    pub demands: Demands,
+    pub auth: AuthConfig,
 }
 
 impl ListenerRules {
     /// Whether the Host must be a loopback name. A web page can make its own name resolve to
     /// this machine (DNS rebinding); what keeps it out elsewhere is the token.
     fn checks_host(&self) -> bool {
-        self.at.ip().to_canonical().is_loopback() || !self.demands.requires_token()
+        self.at.ip().to_canonical().is_loopback() || !self.auth.requires_token()
     }
 }
 
-/// The parts behind the door.
-pub struct House {
+/// The parts behind the source.
+pub struct McpServer {
     /// Stdio servers.
     pub bridge: Arc<Bridge>,
     /// What the hooks answer.
@@ -105,9 +105,9 @@ pub struct House {
     pub health: Arc<dyn Fn() -> (bool, serde_json::Value) + Send + Sync>,
 }
 
-impl std::fmt::Debug for House {
+impl std::fmt::Debug for McpServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("House").finish_non_exhaustive()
+        f.debug_struct("McpServer").finish_non_exhaustive()
     }
 }
 
@@ -140,7 +140,7 @@ impl MetricsPath {
 
 /// Where a request comes from.
 #[derive(Clone, Debug)]
-pub enum Door {
+pub enum RequestSource {
     /// A listener of ours, with these rules.
     Network(ListenerRules),
     /// A sandbox, by way of the gate.
@@ -148,7 +148,11 @@ pub enum Door {
 }
 
 /// Answers one request.
-pub async fn answer<B>(house: &Arc<House>, door: &Door, request: Request<B>) -> Response<Content>
+pub async fn answer<B>(
+    mcp_server: &Arc<McpServer>,
+    source: &RequestSource,
+    request: Request<B>,
+) -> Response<Content>
 where
     B: Body<Data = Bytes> + Send + Unpin,
     B::Error: Into<Broken>,
@@ -157,19 +161,19 @@ where
     let path = head.uri.path().to_owned();
     let segments: Vec<&str> = segments_of(&path).collect();
     let is_hook = segments.first() == Some(&"intercept");
-    if let Err(refused) = admission::admit(door, &head) {
+    if let Err(refused) = admission::admit(source, &head) {
         return refused.response(is_hook);
     }
-    let offers = match door {
-        Door::Network(rules) => rules.offers,
-        Door::Sandbox(_) => Offers {
+    let endpoints = match source {
+        RequestSource::Network(rules) => rules.endpoints,
+        RequestSource::Sandbox(_) => Endpoints {
             hooks: false,
             tools: true,
         },
     };
     let is_post = head.method == Method::POST;
     match segments.as_slice() {
-        ["intercept", hook @ ("before" | "after")] if offers.hooks => {
+        ["intercept", hook @ ("before" | "after")] if endpoints.hooks => {
             if !is_post {
                 let why = "a hook is called by POST";
                 let mut refused = refuse_hook(StatusCode::METHOD_NOT_ALLOWED, why);
@@ -177,14 +181,14 @@ where
                 refused.headers_mut().insert(ALLOW, allowed);
                 return refused;
             }
-            let Ok((body, _place)) = house.room.read(body).await else {
+            let Ok((body, _place)) = mcp_server.room.read(body).await else {
                 let why = "the body of the hook is incomplete or too long";
                 return refuse_hook(StatusCode::PAYLOAD_TOO_LARGE, why);
             };
             let parent = CallHeaders::read(&head.headers).parent;
             let answered = match *hook {
-                "before" => house.hooks.before(body, parent.as_deref()).await,
-                _ => house.hooks.after(body, parent.as_deref()).await,
+                "before" => mcp_server.hooks.before(body, parent.as_deref()).await,
+                _ => mcp_server.hooks.after(body, parent.as_deref()).await,
             };
             answered.map(content)
         }
@@ -192,21 +196,24 @@ where
             let why = "hooks are not served at this address, or not under this path";
             refuse_hook(StatusCode::NOT_FOUND, why)
         }
-        ["health"] if matches!(door, Door::Network(..)) => health(house),
-        ["mcp" | "sse" | "message", ..] if offers.tools => {
-            let caller = match caller(door, &head) {
+        ["health"] if matches!(source, RequestSource::Network(..)) => health(mcp_server),
+        ["mcp" | "sse" | "message", ..] if endpoints.tools => {
+            let caller = match caller(source, &head) {
                 Ok(caller) => caller,
                 Err(refusal) => return *refusal,
             };
-            let Ok((body, _place)) = house.room.read(body).await else {
+            let Ok((body, _place)) = mcp_server.room.read(body).await else {
                 return unread();
             };
             let incoming = Incoming { head, body, caller };
-            route(&house.bridge, &segments, incoming).await
+            route(&mcp_server.bridge, &segments, incoming).await
         }
         // Last: `metrics.path` is never one of the paths above.
-        other if matches!(door, Door::Network(..)) && house.metrics_path.is(other) => {
-            numbers(house)
+        other
+            if matches!(source, RequestSource::Network(..))
+                && mcp_server.metrics_path.is(other) =>
+        {
+            numbers(mcp_server)
         }
         _ => answer::sentence(StatusCode::NOT_FOUND, "Not found"),
     }
@@ -275,11 +282,11 @@ enum Way {
 }
 
 /// Who asks. In a sandbox that is the sandbox, whatever the request says.
-fn caller(door: &Door, head: &Head) -> Result<Caller, Refusal> {
+fn caller(source: &RequestSource, head: &Head) -> Result<Caller, Refusal> {
     let bad = |status, why: &str| Err(Box::new(answer::sentence(status, why)));
-    let (agent, sandbox) = match door {
-        Door::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
-        Door::Network(rules) => {
+    let (agent, sandbox) = match source {
+        RequestSource::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
+        RequestSource::Network(rules) => {
             let header = head.headers.get(&AGENT);
             let said = match header.map(|header| header.to_str()) {
                 Some(Ok(agent)) => Some(agent.to_owned()),
@@ -287,7 +294,7 @@ fn caller(door: &Door, head: &Head) -> Result<Caller, Refusal> {
                 None => query(head, "agent_id"),
             };
             let said = said.filter(|agent| !agent.is_empty());
-            if said.is_none() && rules.demands.enforce_agent {
+            if said.is_none() && rules.auth.enforce_agent {
                 return bad(StatusCode::UNAUTHORIZED, "The X-Agent-ID header is missing");
             }
             (said.unwrap_or_else(|| "default".to_owned()), None)
@@ -319,9 +326,9 @@ fn unread() -> Response<Content> {
 }
 
 /// Every part in one answer, at whichever port it is asked for.
-fn health(house: &House) -> Response<Content> {
-    let (well, mut said) = (house.health)();
-    let tools = house.bridge.report();
+fn health(mcp_server: &McpServer) -> Response<Content> {
+    let (well, mut said) = (mcp_server.health)();
+    let tools = mcp_server.bridge.report();
     let tools: serde_json::Map<_, _> = tools
         .into_iter()
         .map(|tool| {
@@ -349,8 +356,8 @@ fn health(house: &House) -> Response<Content> {
     answer::json_text(status, said.to_string())
 }
 
-fn numbers(house: &House) -> Response<Content> {
-    let mut response = answer::json_text(StatusCode::OK, (house.numbers)());
+fn numbers(mcp_server: &McpServer) -> Response<Content> {
+    let mut response = answer::json_text(StatusCode::OK, (mcp_server.numbers)());
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = HeaderValue::from_static(kind);
     response

@@ -7,9 +7,9 @@
 //!                          └─ connections come and go; what is said meanwhile waits
 //! ```
 //!
-//! Every request has an outlet of its own, the stream of its POST; what belongs to none
-//! goes to the standing outlet, which a GET reads. A message goes to one of them and to no
-//! other: the outlet of the request it names, of the only request that is open, the standing
+//! Every request has an event_buffer of its own, the stream of its POST; what belongs to none
+//! goes to the standing event_buffer, which a GET reads. A message goes to one of them and to no
+//! other: the event_buffer of the request it names, of the only request that is open, the standing
 //! one where somebody reads it, the newest request's.
 
 mod client_request;
@@ -25,14 +25,14 @@ use tokio_util::sync::CancellationToken;
 use self::client_request::ClientRequest;
 use crate::call_headers::CallHeaders;
 use crate::caller::Caller;
+use crate::event_buffer::EventBuffer;
 use crate::hold_terms::{HoldFlag, until_held};
 use crate::launch::{LaunchError, Launched};
-use crate::outlet::Outlet;
 use crate::process::{Gone, Process, SendError};
 use crate::relay::{Permitted, Relay};
 use crate::rpc::{Kind, Message};
 use crate::session_state::{OpenRequest, SessionState};
-use crate::shared::Commons;
+use crate::shared::SharedProcess;
 use crate::tools::Served;
 
 /// The most requests of one session that are open at a time.
@@ -44,7 +44,7 @@ const MOST_QUESTIONS: usize = 64;
 /// The most resources that one client has news of.
 const MOST_SUBSCRIBED: usize = 1000;
 
-/// The number of the standing outlet.
+/// The number of the standing event_buffer.
 pub const STANDING: u64 = 0;
 
 /// How a client hears.
@@ -101,8 +101,8 @@ pub struct Session {
     relay: Relay,
     process: Arc<Process>,
     /// Set where others talk to the same process.
-    commons: Option<Arc<Commons>>,
-    standing: Arc<Outlet>,
+    shared_process: Option<Arc<SharedProcess>>,
+    standing: Arc<EventBuffer>,
     state: Arc<Mutex<SessionState>>,
     stop: CancellationToken,
     me: Weak<Session>,
@@ -117,8 +117,8 @@ enum Start {
 /// Where the answer to a request will be.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// The outlet.
-    pub outlet: Arc<Outlet>,
+    /// The event_buffer.
+    pub event_buffer: Arc<EventBuffer>,
     /// Its number in the session.
     pub number: u64,
 }
@@ -131,12 +131,14 @@ impl Session {
         caller: Caller,
         way: Way,
         relay: Relay,
-        commons: Option<Arc<Commons>>,
+        shared_process: Option<Arc<SharedProcess>>,
     ) -> Result<Arc<Self>, SessionError> {
         let stop = served.stop().child_token();
         let metrics = relay.governance.metrics().clone();
-        let start = match &commons {
-            Some(commons) => Start::Joined(commons.process(&served, &caller, &metrics).await?),
+        let start = match &shared_process {
+            Some(shared_process) => {
+                Start::Joined(shared_process.process(&served, &caller, &metrics).await?)
+            }
             None => Start::Launched(served.launch(&caller).await?),
         };
         let session = Arc::new_cyclic(|me: &Weak<Session>| {
@@ -154,13 +156,13 @@ impl Session {
                 way,
                 relay,
                 process,
-                commons,
+                shared_process,
                 standing: Arc::default(),
                 state: Arc::new(Mutex::new(SessionState {
                     version: None,
                     start_failed: false,
                     open: HashMap::new(),
-                    outlets: HashMap::new(),
+                    event_buffers: HashMap::new(),
                     last_outlet: STANDING,
                     questions: HashMap::new(),
                     undecided: HashMap::new(),
@@ -172,9 +174,9 @@ impl Session {
                 me: me.clone(),
             }
         });
-        if let Some(commons) = &session.commons {
+        if let Some(shared_process) = &session.shared_process {
             let home = Arc::new(hearing::SessionHome(session.me.clone()));
-            commons.join(&session.id, &session.state, home);
+            shared_process.join(&session.id, &session.state, home);
         }
         tokio::spawn(Self::watch(Arc::downgrade(&session)));
         Ok(session)
@@ -234,16 +236,16 @@ impl Session {
     }
 
     /// What is said beside the answers.
-    pub fn standing(&self) -> &Arc<Outlet> {
+    pub fn standing(&self) -> &Arc<EventBuffer> {
         &self.standing
     }
 
-    /// The outlet of that number.
-    pub fn outlet(&self, number: u64) -> Option<Arc<Outlet>> {
+    /// The event_buffer of that number.
+    pub fn event_buffer(&self, number: u64) -> Option<Arc<EventBuffer>> {
         if number == STANDING {
             return Some(Arc::clone(&self.standing));
         }
-        self.state().outlets.get(&number).cloned()
+        self.state().event_buffers.get(&number).cloned()
     }
 
     /// The revision both sides agreed on, once they have.
@@ -264,8 +266,9 @@ impl Session {
     /// For how long nobody has been there; none while somebody is, or an answer is due.
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.state();
-        let unread = |outlet: &Arc<Outlet>| !outlet.is_read();
-        let alone = state.busy == 0 && unread(&self.standing) && state.outlets.values().all(unread);
+        let unread = |event_buffer: &Arc<EventBuffer>| !event_buffer.is_read();
+        let alone =
+            state.busy == 0 && unread(&self.standing) && state.event_buffers.values().all(unread);
         alone.then(|| {
             let since = state.touched.elapsed();
             self.standing
@@ -283,27 +286,29 @@ impl Session {
         Attendance(Arc::clone(self))
     }
 
-    /// Forgets the outlet of a request that was answered whole.
+    /// Forgets the event_buffer of a request that was answered whole.
     pub fn forget(&self, number: u64) {
-        self.state().outlets.remove(&number);
+        self.state().event_buffers.remove(&number);
     }
 
     /// Forgets what nobody will ask for any more.
     pub fn tidy(&self) {
-        self.state().outlets.retain(|_, outlet| !outlet.is_spent());
+        self.state()
+            .event_buffers
+            .retain(|_, event_buffer| !event_buffer.is_spent());
     }
 
     /// Ends it. Whoever waits hears so.
     pub fn end(&self) {
         self.stop.cancel();
-        match &self.commons {
-            Some(commons) => commons.leave(&self.id),
+        match &self.shared_process {
+            Some(shared_process) => shared_process.leave(&self.id),
             None => self.process.stop(),
         }
         self.standing.close();
     }
 
-    /// Takes a request to the server. The answer comes to the outlet. Returns as soon as the
+    /// Takes a request to the server. The answer comes to the event_buffer. Returns as soon as the
     /// request was sent or refused, or waits for an operator's answer.
     pub async fn ask(
         self: &Arc<Self>,
@@ -340,7 +345,7 @@ impl Session {
         let cancelled = CancellationToken::new();
         let open = OpenRequest {
             id: id.to_owned(),
-            outlet: Arc::clone(&expected.outlet),
+            event_buffer: Arc::clone(&expected.event_buffer),
             token: None,
             is_sent: false,
             number: expected.number,
@@ -420,7 +425,7 @@ impl Session {
                     },
                     // Those who share a server were introduced once.
                     Some("notifications/initialized" | "notifications/roots/list_changed")
-                        if self.commons.is_some() =>
+                        if self.shared_process.is_some() =>
                     {
                         return Ok(());
                     }
@@ -447,34 +452,41 @@ impl Session {
     /// A place for the answer to a request.
     fn expect(&self, state: &mut SessionState) -> Expected {
         if self.way == Way::OneStream {
-            // The standing outlet never ends with an answer.
+            // The standing event_buffer never ends with an answer.
             return Expected {
-                outlet: self.forwarding(),
+                event_buffer: self.forwarding(),
                 number: STANDING,
             };
         }
         state.make_room();
         state.last_outlet += 1;
         let number = state.last_outlet;
-        let outlet = Arc::new(Outlet::default());
-        state.outlets.insert(number, Arc::clone(&outlet));
-        Expected { outlet, number }
+        let event_buffer = Arc::new(EventBuffer::default());
+        state
+            .event_buffers
+            .insert(number, Arc::clone(&event_buffer));
+        Expected {
+            event_buffer,
+            number,
+        }
     }
 
-    /// An outlet whose messages come out of the standing one.
-    fn forwarding(&self) -> Arc<Outlet> {
-        let outlet = Arc::new(Outlet::default());
-        let (mut reader, standing) = (outlet.read(0), Arc::clone(&self.standing));
+    /// An event_buffer whose messages come out of the standing one.
+    fn forwarding(&self) -> Arc<EventBuffer> {
+        let event_buffer = Arc::new(EventBuffer::default());
+        let (mut reader, standing) = (event_buffer.read(0), Arc::clone(&self.standing));
         tokio::spawn(async move {
             loop {
                 match reader.next(Duration::from_secs(3600)).await {
-                    crate::outlet::Heard::Said(said) => standing.push(said.text.to_string()).await,
-                    crate::outlet::Heard::Nothing => {}
-                    crate::outlet::Heard::Over => return,
+                    crate::event_buffer::Heard::Said(said) => {
+                        standing.push(said.text.to_string()).await
+                    }
+                    crate::event_buffer::Heard::Nothing => {}
+                    crate::event_buffer::Heard::Over => return,
                 }
             }
         });
-        outlet
+        event_buffer
     }
 
     fn state(&self) -> MutexGuard<'_, SessionState> {

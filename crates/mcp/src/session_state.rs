@@ -1,4 +1,4 @@
-//! The state of one session: its open requests, their outlets, the server's questions and the
+//! The state of one session: its open requests, their event_buffers, the server's questions and the
 //! client's subscriptions.
 
 use std::collections::{HashMap, HashSet};
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::outlet::Outlet;
+use crate::event_buffer::EventBuffer;
 
-/// The most outlets that are kept for clients who come back.
+/// The most event_buffers that are kept for clients who come back.
 const MOST_KEPT: usize = 64;
 
 /// The most bytes in them: 8 MiB.
@@ -25,10 +25,10 @@ pub(crate) struct SessionState {
     /// Open requests, by the id that the server knows.
     pub(crate) open: HashMap<u64, OpenRequest>,
     /// Outlets of requests, open and over, by number.
-    pub(crate) outlets: HashMap<u64, Arc<Outlet>>,
+    pub(crate) event_buffers: HashMap<u64, Arc<EventBuffer>>,
     pub(crate) last_outlet: u64,
     /// Questions of the server, by its id as written, and where they were asked.
-    pub(crate) questions: HashMap<String, Arc<Outlet>>,
+    pub(crate) questions: HashMap<String, Arc<EventBuffer>>,
     /// Questions of the server that are not decided yet, by its id as written. Cancelled where
     /// the server takes one back.
     pub(crate) undecided: HashMap<String, CancellationToken>,
@@ -40,19 +40,26 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    /// So many outlets are kept for clients who come back, and so many bytes in them; the
+    /// So many event_buffers are kept for clients who come back, and so many bytes in them; the
     /// oldest go first.
     pub(crate) fn make_room(&mut self) {
         loop {
-            let bytes: usize = self.outlets.values().map(|outlet| outlet.bytes()).sum();
-            if self.outlets.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
+            let bytes: usize = self
+                .event_buffers
+                .values()
+                .map(|event_buffer| event_buffer.bytes())
+                .sum();
+            if self.event_buffers.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
                 return;
             }
-            let over = self.outlets.iter().filter(|(_, outlet)| outlet.is_closed());
+            let over = self
+                .event_buffers
+                .iter()
+                .filter(|(_, event_buffer)| event_buffer.is_closed());
             let Some(oldest) = over.map(|(number, _)| *number).min() else {
                 return;
             };
-            self.outlets.remove(&oldest);
+            self.event_buffers.remove(&oldest);
         }
     }
 
@@ -82,7 +89,7 @@ impl SessionState {
 pub(crate) struct OpenRequest {
     /// The client's id, as written.
     pub(crate) id: String,
-    pub(crate) outlet: Arc<Outlet>,
+    pub(crate) event_buffer: Arc<EventBuffer>,
     /// The client's token for progress, as written; known once the request was sent.
     pub(crate) token: Option<String>,
     /// Whether the server was sent the request. Until then it is decided, or waits for an

@@ -22,7 +22,7 @@ use crate::tools::Served;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Commons {
+pub struct SharedProcess {
     inner: Mutex<Inner>,
     /// One start at a time.
     starting: tokio::sync::Mutex<()>,
@@ -61,7 +61,7 @@ impl Member {
     }
 }
 
-impl Commons {
+impl SharedProcess {
     /// The process; started where there is none.
     pub async fn process(
         self: &Arc<Self>,
@@ -183,13 +183,13 @@ impl Commons {
 }
 
 /// The home of a process that is everybody's.
-struct Everybody(Weak<Commons>);
+struct Everybody(Weak<SharedProcess>);
 
 #[async_trait]
 impl Home for Everybody {
     async fn hear(&self, message: Message) {
-        if let Some(commons) = self.0.upgrade() {
-            commons.hear(message).await;
+        if let Some(shared_process) = self.0.upgrade() {
+            shared_process.hear(message).await;
         }
     }
 }

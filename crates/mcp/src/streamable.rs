@@ -9,8 +9,8 @@ use http::{Method, Response, StatusCode};
 use crate::answer::{self, Content, Numbering, Refusal};
 use crate::bridge::Bridge;
 use crate::caller::same;
+use crate::event_buffer::{Heard, Said};
 use crate::incoming::{Incoming, LAST_EVENT, REVISIONS, VERSION, text};
-use crate::outlet::{Heard, Said};
 use crate::rpc::{Kind, Message, code};
 use crate::session::{Expected, STANDING, Session, SessionError, Way};
 use crate::tools::Served;
@@ -122,7 +122,7 @@ async fn open(
         }
     };
     // A client learns its session from the head of this answer, so it must be certain.
-    let mut reader = expected.outlet.read(0);
+    let mut reader = expected.event_buffer.read(0);
     let said = loop {
         match reader.next(served.timeout()).await {
             Heard::Said(said) if said.last => break Some(said),
@@ -162,7 +162,7 @@ async fn speak(
     streams: bool,
     held: answer::Held,
 ) -> Response<Content> {
-    let mut reader = expected.outlet.read(0);
+    let mut reader = expected.event_buffer.read(0);
     let patience = if streams {
         AT_ONCE
     } else {
@@ -195,8 +195,11 @@ async fn speak(
         .version()
         .as_deref()
         .is_some_and(|version| version >= PRIMED_SINCE);
-    let outlet = expected.number;
-    let numbering = Numbering::Outlet { outlet, primed };
+    let event_buffer = expected.number;
+    let numbering = Numbering::EventBuffer {
+        event_buffer,
+        primed,
+    };
     answer::events(reader, 0, first, numbering, None, held)
 }
 
@@ -252,7 +255,7 @@ async fn batch(
     }
     let mut answers = Vec::with_capacity(awaited.len());
     for expected in awaited {
-        let mut reader = expected.outlet.read(0);
+        let mut reader = expected.event_buffer.read(0);
         loop {
             match reader.next(served.timeout()).await {
                 Heard::Said(said) if said.last => break answers.push(said.text.to_string()),
@@ -279,13 +282,13 @@ fn get(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Respo
     };
     let (number, after) = match text(headers, &LAST_EVENT).map(read_event) {
         None => (STANDING, None),
-        Some(Some((outlet, after))) => (outlet, Some(after)),
+        Some(Some((event_buffer, after))) => (event_buffer, Some(after)),
         Some(None) => {
             let why = "Bad Request: Last-Event-ID is none of ours";
             return answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, why);
         }
     };
-    let Some(outlet) = session.outlet(number) else {
+    let Some(event_buffer) = session.event_buffer(number) else {
         // What was said there is forgotten; the client asks again.
         let why = "Not Found: nothing is kept of that stream";
         return answer::failure(StatusCode::NOT_FOUND, None, code::INVALID, why);
@@ -294,10 +297,10 @@ fn get(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Respo
     let primed = version
         .as_deref()
         .is_some_and(|version| version >= PRIMED_SINCE);
-    let after = after.unwrap_or_else(|| outlet.heard());
-    let reader = outlet.read(after);
-    let numbering = Numbering::Outlet {
-        outlet: number,
+    let after = after.unwrap_or_else(|| event_buffer.heard());
+    let reader = event_buffer.read(after);
+    let numbering = Numbering::EventBuffer {
+        event_buffer: number,
         primed,
     };
     let held = Box::new(session.attend());
@@ -305,8 +308,8 @@ fn get(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Respo
 }
 
 fn read_event(id: &str) -> Option<(u64, u64)> {
-    let (outlet, number) = id.split_once('-')?;
-    Some((outlet.parse().ok()?, number.parse().ok()?))
+    let (event_buffer, number) = id.split_once('-')?;
+    Some((event_buffer.parse().ok()?, number.parse().ok()?))
 }
 
 fn delete(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Response<Content> {

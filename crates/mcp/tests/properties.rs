@@ -18,18 +18,20 @@ use mcp::bridge::Bridge;
 use mcp::call_headers::CallHeaders;
 use mcp::caller::Caller;
 use mcp::context::{CORRELATION, Contexts};
+use mcp::event_buffer::Heard;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
 use mcp::hold_terms::HoldTerms;
 use mcp::interceptor::Interceptor;
 use mcp::launch::{LaunchError, Launched, Launcher, Local};
 use mcp::metrics::Metrics;
-use mcp::outlet::Heard;
 use mcp::process::{Gone, Home, Label, Process};
-use mcp::relay::{Relay, Stamps};
+use mcp::relay::{GatewayHookProbe, Relay};
 use mcp::room::Room;
 use mcp::rpc::Message;
-use mcp::server::{self, Demands, Door, House, ListenerRules, MetricsPath, Offers};
+use mcp::server::{
+    self, AuthConfig, Endpoints, ListenerRules, McpServer, MetricsPath, RequestSource,
+};
 use mcp::session::Way;
 use mcp::tools::{Launchers, Served};
 use opentelemetry::trace::TracerProvider as _;
@@ -116,7 +118,11 @@ fn settings(text: &str) -> Settings {
     sources.settings(&none).unwrap()
 }
 
-fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> Arc<House> {
+fn mcp_server(
+    settings: &Settings,
+    launchers: Launchers,
+    dir: &tempfile::TempDir,
+) -> Arc<McpServer> {
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
     let snapshot = PolicySnapshot::load(Arc::new(settings.clone())).unwrap();
@@ -125,7 +131,7 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
     let governance = Governance::new(policy, Arc::new(NoBook), metrics, contexts, questions);
     let relay = Relay {
         governance: governance.clone(),
-        stamps: Stamps(Arc::new(|| false)),
+        stamps: GatewayHookProbe(Arc::new(|| false)),
     };
     let bridge = Bridge::new(
         launchers,
@@ -134,7 +140,7 @@ fn house(settings: &Settings, launchers: Launchers, dir: &tempfile::TempDir) -> 
         CancellationToken::new(),
     );
     bridge.apply(settings);
-    Arc::new(House {
+    Arc::new(McpServer {
         bridge,
         hooks: Arc::new(Interceptor::new(governance, CancellationToken::new())),
         room: Room::default(),
@@ -209,19 +215,19 @@ fn governed(dir: &tempfile::TempDir) -> Settings {
 }
 
 /// Sends an envelope to a hook, and reads the action of its answer.
-async fn hook(house: &Arc<House>, settings: &Settings, envelope: &Value) -> String {
-    let door = Door::Network(ListenerRules {
+async fn hook(mcp_server: &Arc<McpServer>, settings: &Settings, envelope: &Value) -> String {
+    let source = RequestSource::Network(ListenerRules {
         at: "127.0.0.1:8090".parse().unwrap(),
-        offers: Offers {
+        endpoints: Endpoints {
             hooks: true,
             tools: true,
         },
-        demands: Demands::of(settings),
+        auth: AuthConfig::of(settings),
     });
     let path = format!("/intercept/{}", envelope["type"].as_str().unwrap());
     let request = Request::post(path).header("host", "127.0.0.1:8090");
     let body = Full::new(Bytes::from(envelope.to_string()));
-    let response = server::answer(house, &door, request.body(body).unwrap()).await;
+    let response = server::answer(mcp_server, &source, request.body(body).unwrap()).await;
     assert_eq!(response.status(), StatusCode::OK);
     let body = response.into_body().collect().await.unwrap().to_bytes();
     let answer: Value = serde_json::from_slice(&body).unwrap();
@@ -257,12 +263,12 @@ proptest! {
             local: Arc::new(local()),
             sandbox: Arc::new(Marker("sandbox")),
         };
-        let house = house(&settings, launchers, &dir);
-        let contexts = house.bridge.relay().governance.contexts().clone();
+        let mcp_server = mcp_server(&settings, launchers, &dir);
+        let contexts = mcp_server.bridge.relay().governance.contexts().clone();
         runtime().block_on(async {
             let caller = Caller { agent: agent.clone(), ..caller() };
-            let served = house.bridge.tool(Some("t"), &caller).unwrap();
-            let opened = house.bridge.open(&served, &caller, Way::Streamable).await;
+            let served = mcp_server.bridge.tool(Some("t"), &caller).unwrap();
+            let opened = mcp_server.bridge.open(&served, &caller, Way::Streamable).await;
             let session = opened.unwrap();
             let of = |kind, id: &str, more: Value| envelope(kind, id, &agent, session.id(), &more);
             let params = |decide: Value| {
@@ -271,7 +277,7 @@ proptest! {
             // The interceptor stores its decision.
             let action = if blocks { "block" } else { "allow" };
             let before = of("before", &id, params(json!({"action": action})));
-            let answered = hook(&house, &settings, &before).await;
+            let answered = hook(&mcp_server, &settings, &before).await;
             prop_assert_eq!(answered, if blocks { "block" } else { "pass" });
             let known = contexts.find(&id).unwrap();
             prop_assert_eq!((&*known.agent, &*known.session), (&*agent, session.id()));
@@ -288,7 +294,7 @@ proptest! {
             let call = json!({"name": name, "arguments": arguments, "_meta": meta});
             let text = Message::request("1", "tools/call", &call.to_string());
             let asked = session.ask(Message::read(text).unwrap(), CallHeaders::default()).await;
-            let heard = asked.unwrap().outlet.read(0).next(LONG).await;
+            let heard = asked.unwrap().event_buffer.read(0).next(LONG).await;
             let Heard::Said(said) = heard else {
                 return Err(TestCaseError::fail(format!("{heard:?}")));
             };
@@ -305,15 +311,15 @@ proptest! {
             prop_assert_eq!(execution, expected);
             // With the exchange it goes.
             let after = of("after", &id, json!({"result": {"content": []}}));
-            prop_assert_eq!(hook(&house, &settings, &after).await, "pass");
+            prop_assert_eq!(hook(&mcp_server, &settings, &after).await, "pass");
             prop_assert!(contexts.find(&id).is_none());
             // With the session goes whatever has no after hook.
             for other in &rest {
                 let before = of("before", other, params(json!({"action": "allow"})));
-                prop_assert_eq!(hook(&house, &settings, &before).await, "pass");
+                prop_assert_eq!(hook(&mcp_server, &settings, &before).await, "pass");
             }
             prop_assert_eq!(contexts.len(), rest.len());
-            house.bridge.close(session.id());
+            mcp_server.bridge.close(session.id());
             prop_assert!(contexts.is_empty());
             soon(session.process().ended()).await;
             Ok(())
@@ -417,8 +423,8 @@ proptest! {
         let tools = json!([{"name": "t", "command": ["x"]}]);
         let settings = settings(&json!({"version": "1.0", "tools": tools}).to_string());
         let dir = tempfile::tempdir().unwrap();
-        let house = house(&settings, marked(), &dir);
-        let served = house.bridge.tool(Some("t"), &caller()).unwrap();
+        let mcp_server = mcp_server(&settings, marked(), &dir);
+        let served = mcp_server.bridge.tool(Some("t"), &caller()).unwrap();
         let parent = format!("00-{trace}-{span}-01");
         let parent = has_parent.then_some(parent.as_str());
         runtime().block_on(async {
@@ -430,9 +436,9 @@ proptest! {
                 "timestamp": "2026-01-01T00:00:00Z", "method": "tools/call",
                 "params": params, "tool_id": "t", "agent_id": "a", "session_id": "s",
             });
-            let passed = house.hooks.before(hook.to_string().into(), parent).await;
+            let passed = mcp_server.hooks.before(hook.to_string().into(), parent).await;
             prop_assert_eq!(passed.status(), StatusCode::OK);
-            let relay = house.bridge.relay();
+            let relay = mcp_server.bridge.relay();
             let known = relay.governance.contexts().find(&id).unwrap();
             let begun = known.trace.unwrap();
             let text = Message::request("1", "tools/call", &params.to_string());
@@ -464,12 +470,12 @@ proptest! {
             local: Arc::new(local()),
             sandbox: Arc::new(Marker("sandbox")),
         };
-        let house = house(&settings, launchers, &dir);
+        let mcp_server = mcp_server(&settings, launchers, &dir);
         runtime().block_on(async {
-            let served = house.bridge.tool(None, &caller()).unwrap();
+            let served = mcp_server.bridge.tool(None, &caller()).unwrap();
             let mut sessions = Vec::new();
             for _ in 0..count {
-                let opened = house.bridge.open(&served, &caller(), Way::Streamable).await;
+                let opened = mcp_server.bridge.open(&served, &caller(), Way::Streamable).await;
                 let session = opened.unwrap();
                 if busy {
                     let text = Message::request("1", "tools/call", r#"{"name":"never"}"#);
@@ -477,14 +483,14 @@ proptest! {
                 }
                 sessions.push(session);
             }
-            soon(house.bridge.end(Instant::now() + LONG)).await;
+            soon(mcp_server.bridge.end(Instant::now() + LONG)).await;
             for session in &sessions {
                 prop_assert!(session.is_over());
                 // Its end was waited for: nobody is left behind.
                 let ended = session.process().ended();
                 prop_assert!(tokio::time::timeout(Duration::ZERO, ended).await.is_ok());
             }
-            let again = house.bridge.open(&served, &caller(), Way::Streamable).await;
+            let again = mcp_server.bridge.open(&served, &caller(), Way::Streamable).await;
             prop_assert!(again.is_err(), "nothing is started any more");
             Ok(())
         })?;

@@ -47,7 +47,7 @@ pub struct AuditEvent {
     /// Milliseconds spent in each stage.
     #[serde(default, skip_serializing_if = "Times::is_empty")]
     pub ms: Times,
-    /// What was asked of a repository, in the words of [`crate::repository::Errand`].
+    /// What was asked of a repository, in the words of [`crate::repository::RepositoryOperation`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
     /// The path, without its query.

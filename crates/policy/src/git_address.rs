@@ -5,7 +5,7 @@
 
 use crate::allowlist::Target;
 use crate::registration::RepoName;
-use crate::repository::Errand;
+use crate::repository::RepositoryOperation;
 
 /// How much of a repository's name is shown where it is none.
 const MOST_SHOWN: usize = 200;
@@ -14,7 +14,7 @@ const MOST_SHOWN: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// What is asked.
-    pub errand: Errand,
+    pub operation: RepositoryOperation,
     /// The repository, where it is an `owner/name`.
     pub name: Option<RepoName>,
     /// What it is called in messages and records.
@@ -29,20 +29,25 @@ pub fn recognise(target: &Target) -> Option<Address> {
     }
     let (method, query) = (target.method.as_str(), path.query());
     let segments: Vec<&str> = path.segments().collect();
-    let (repository, errand) = match segments.as_slice() {
+    let (repository, operation) = match segments.as_slice() {
         [repository @ .., info, refs] if is(info, "info") && is(refs, "refs") => {
             let service = query.and_then(service)?;
             (repository, advertised(method, &service)?)
         }
-        [repository @ .., pack] if is(pack, "git-upload-pack") => {
-            (repository, posted(method, query, Errand::Fetch)?)
-        }
-        [repository @ .., pack] if is(pack, "git-receive-pack") => {
-            (repository, posted(method, query, Errand::Push)?)
-        }
+        [repository @ .., pack] if is(pack, "git-upload-pack") => (
+            repository,
+            posted(method, query, RepositoryOperation::Fetch)?,
+        ),
+        [repository @ .., pack] if is(pack, "git-receive-pack") => (
+            repository,
+            posted(method, query, RepositoryOperation::Push)?,
+        ),
         all => match large_files(all) {
-            Some(repository) => (repository, Errand::Lfs),
-            None => (downloaded(method, query, all)?, Errand::Download),
+            Some(repository) => (repository, RepositoryOperation::Lfs),
+            None => (
+                downloaded(method, query, all)?,
+                RepositoryOperation::Download,
+            ),
         },
     };
     if repository.is_empty() {
@@ -55,7 +60,7 @@ pub fn recognise(target: &Target) -> Option<Address> {
         None => written.escape_default().take(MOST_SHOWN).collect(),
     };
     Some(Address {
-        errand,
+        operation,
         name,
         shown,
     })
@@ -80,10 +85,10 @@ fn is(segment: &str, word: &str) -> bool {
     segment.eq_ignore_ascii_case(word)
 }
 
-fn advertised(method: &str, service: &str) -> Option<Errand> {
+fn advertised(method: &str, service: &str) -> Option<RepositoryOperation> {
     match (method, service) {
-        ("GET", "git-upload-pack") => Some(Errand::AdvertiseFetch),
-        ("GET", "git-receive-pack") => Some(Errand::AdvertisePush),
+        ("GET", "git-upload-pack") => Some(RepositoryOperation::AdvertiseFetch),
+        ("GET", "git-receive-pack") => Some(RepositoryOperation::AdvertisePush),
         _ => None,
     }
 }
@@ -119,8 +124,12 @@ fn decode(text: &str) -> Option<String> {
     Some(decoded)
 }
 
-fn posted(method: &str, query: Option<&str>, errand: Errand) -> Option<Errand> {
-    (method == "POST" && query.is_none()).then_some(errand)
+fn posted(
+    method: &str,
+    query: Option<&str>,
+    operation: RepositoryOperation,
+) -> Option<RepositoryOperation> {
+    (method == "POST" && query.is_none()).then_some(operation)
 }
 
 /// The repository before the first `info/lfs/…`, or `gitlab-lfs/objects/…`, where GitLab
@@ -182,8 +191,8 @@ mod tests {
 
     #[test]
     fn what_git_asks_for_is_recognised_in_every_spelling() {
-        use Errand::{AdvertiseFetch, AdvertisePush, Download, Fetch, Lfs, Push};
-        for (line, errand, shown) in [
+        use RepositoryOperation::{AdvertiseFetch, AdvertisePush, Download, Fetch, Lfs, Push};
+        for (line, operation, shown) in [
             (
                 "GET /o/r/info/refs?service=git-upload-pack",
                 AdvertiseFetch,
@@ -230,7 +239,10 @@ mod tests {
             ("POST /ö/r/git-receive-pack", Push, "\\u{f6}/r"),
         ] {
             let address = address(line).unwrap_or_else(|| panic!("{line}"));
-            assert_eq!((address.errand, address.shown.as_str()), (errand, shown));
+            assert_eq!(
+                (address.operation, address.shown.as_str()),
+                (operation, shown)
+            );
             assert_eq!(
                 address.name.map(|name| name.as_str().to_owned()),
                 RepoName::parse(shown)

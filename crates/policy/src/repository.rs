@@ -6,7 +6,7 @@ use crate::verdict::Denial;
 
 /// What is asked of a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Errand {
+pub enum RepositoryOperation {
     /// To be told its refs, before objects are fetched.
     AdvertiseFetch,
     /// To be told its refs, before something is pushed.
@@ -21,34 +21,38 @@ pub enum Errand {
     Download,
 }
 
-impl Errand {
-    /// Every errand.
-    pub const ALL: [Errand; 6] = [
-        Errand::AdvertiseFetch,
-        Errand::AdvertisePush,
-        Errand::Fetch,
-        Errand::Push,
-        Errand::Lfs,
-        Errand::Download,
+impl RepositoryOperation {
+    /// Every operation.
+    pub const ALL: [RepositoryOperation; 6] = [
+        RepositoryOperation::AdvertiseFetch,
+        RepositoryOperation::AdvertisePush,
+        RepositoryOperation::Fetch,
+        RepositoryOperation::Push,
+        RepositoryOperation::Lfs,
+        RepositoryOperation::Download,
     ];
 
     /// The word in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Errand::AdvertiseFetch => "advertise_fetch",
-            Errand::AdvertisePush => "advertise_push",
-            Errand::Fetch => "fetch",
-            Errand::Push => "push",
-            Errand::Lfs => "lfs",
-            Errand::Download => "download",
+            RepositoryOperation::AdvertiseFetch => "advertise_fetch",
+            RepositoryOperation::AdvertisePush => "advertise_push",
+            RepositoryOperation::Fetch => "fetch",
+            RepositoryOperation::Push => "push",
+            RepositoryOperation::Lfs => "lfs",
+            RepositoryOperation::Download => "download",
         }
     }
 
     /// Whether everybody may do it with a public repository.
     const fn is_public_reading(self) -> bool {
         match self {
-            Errand::AdvertiseFetch | Errand::Fetch | Errand::Download => true,
-            Errand::AdvertisePush | Errand::Push | Errand::Lfs => false,
+            RepositoryOperation::AdvertiseFetch
+            | RepositoryOperation::Fetch
+            | RepositoryOperation::Download => true,
+            RepositoryOperation::AdvertisePush
+            | RepositoryOperation::Push
+            | RepositoryOperation::Lfs => false,
         }
     }
 }
@@ -62,24 +66,28 @@ pub enum Access<'a> {
     Anonymous,
 }
 
-/// Decides about one errand. `name` is none where what was asked for is no `owner/name`;
+/// Decides about one operation. `name` is none where what was asked for is no `owner/name`;
 /// `shown` is what it is called then.
 pub fn authorise<'a>(
     repos: &'a [Repo],
     name: Option<&RepoName>,
     shown: &str,
-    errand: Errand,
+    operation: RepositoryOperation,
     read_public: bool,
 ) -> Result<Access<'a>, Denial> {
     let registered = repos.iter().find(|repo| Some(&repo.name) == name);
-    match (registered, errand) {
+    match (registered, operation) {
         // An archive is no part of what a registration speaks of.
-        (Some(repo), _) if errand != Errand::Download => Ok(Access::Registered(repo)),
-        _ if read_public && errand.is_public_reading() => Ok(Access::Anonymous),
-        (_, Errand::Download) => Err(Denial::new(Reason::PathDenied, "git.read_public").saying(
-            "Archives and releases are not open: use git, or ask the operator to set \
+        (Some(repo), _) if operation != RepositoryOperation::Download => {
+            Ok(Access::Registered(repo))
+        }
+        _ if read_public && operation.is_public_reading() => Ok(Access::Anonymous),
+        (_, RepositoryOperation::Download) => {
+            Err(Denial::new(Reason::PathDenied, "git.read_public").saying(
+                "Archives and releases are not open: use git, or ask the operator to set \
              git.read_public.",
-        )),
+            ))
+        }
         _ => Err(Denial::new(Reason::GitRepo, "git:repositories")
             .saying(format!("Repo not authorized: {shown}"))),
     }
@@ -97,10 +105,14 @@ mod tests {
         vec![repo("o/r"), repo("o/two")]
     }
 
-    fn judge(name: &str, errand: Errand, read_public: bool) -> Result<bool, Reason> {
+    fn judge(
+        name: &str,
+        operation: RepositoryOperation,
+        read_public: bool,
+    ) -> Result<bool, Reason> {
         let parsed = RepoName::parse(name).ok();
         let repos = repos();
-        let access = authorise(&repos, parsed.as_ref(), name, errand, read_public);
+        let access = authorise(&repos, parsed.as_ref(), name, operation, read_public);
         access
             .map(|access| matches!(access, Access::Registered(_)))
             .map_err(|denial| denial.reason)
@@ -108,33 +120,41 @@ mod tests {
 
     #[test]
     fn a_registered_repository_is_open_and_no_other() {
-        for errand in Errand::ALL {
-            let open = errand != Errand::Download;
-            let registered = judge("O/R.git", errand, false);
-            assert_eq!(registered.is_ok(), open, "{errand:?}");
+        for operation in RepositoryOperation::ALL {
+            let open = operation != RepositoryOperation::Download;
+            let registered = judge("O/R.git", operation, false);
+            assert_eq!(registered.is_ok(), open, "{operation:?}");
             for other in ["o/x", "x/r", "o/r.wiki", "o", "o/r/x", ""] {
-                assert!(judge(other, errand, false).is_err(), "{other} {errand:?}");
+                assert!(
+                    judge(other, operation, false).is_err(),
+                    "{other} {operation:?}"
+                );
             }
         }
-        let denial = authorise(&repos(), None, "gist", Errand::Fetch, false).unwrap_err();
+        let denial =
+            authorise(&repos(), None, "gist", RepositoryOperation::Fetch, false).unwrap_err();
         assert_eq!(denial.reason, Reason::GitRepo);
         assert_eq!(denial.message, "Repo not authorized: gist");
     }
 
     #[test]
     fn reading_what_is_public_is_never_done_as_anybody() {
-        for errand in Errand::ALL {
-            let public = judge("x/y", errand, true);
-            match errand {
-                Errand::AdvertiseFetch | Errand::Fetch | Errand::Download => {
+        for operation in RepositoryOperation::ALL {
+            let public = judge("x/y", operation, true);
+            match operation {
+                RepositoryOperation::AdvertiseFetch
+                | RepositoryOperation::Fetch
+                | RepositoryOperation::Download => {
                     assert_eq!(public, Ok(false));
                 }
-                Errand::AdvertisePush | Errand::Push | Errand::Lfs => {
+                RepositoryOperation::AdvertisePush
+                | RepositoryOperation::Push
+                | RepositoryOperation::Lfs => {
                     assert_eq!(public, Err(Reason::GitRepo));
                 }
             }
         }
-        assert_eq!(judge("o/r", Errand::Fetch, true), Ok(true));
-        assert_eq!(judge("o/r", Errand::Download, true), Ok(false));
+        assert_eq!(judge("o/r", RepositoryOperation::Fetch, true), Ok(true));
+        assert_eq!(judge("o/r", RepositoryOperation::Download, true), Ok(false));
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::driven::Frames;
-use super::exchange::Ride;
+use super::exchange::PooledLease;
 use super::pool::Place;
 use crate::body::{Broken, Content};
 
@@ -66,7 +66,7 @@ pub struct Arriving {
 /// What brings it.
 pub(super) enum Way {
     /// A connection that is driven as the body is read.
-    Http1(Box<Ride>),
+    Http1(Box<PooledLease>),
     /// One stream among others of a connection.
     Http2 { _place: Arc<Place> },
     /// A connection of its own, or none any more.
@@ -107,7 +107,7 @@ impl Body for Arriving {
         let next = match &mut this.way {
             Way::Http1(ride) => {
                 let connection = ride.connection();
-                let mut inside = Context::from_waker(connection.rope());
+                let mut inside = Context::from_waker(connection.waker());
                 match incoming.as_mut().poll_frame(&mut inside) {
                     Poll::Ready(frame) => Poll::Ready(frame),
                     Poll::Pending => {

@@ -21,11 +21,11 @@ use nix::sys::socket::{MsgFlags, recv};
 use tokio::time::timeout;
 use tokio_util::either::Either;
 
-use super::bell::Bell;
 use super::body::Departing;
 use super::error::said;
 use super::exchange::Answered;
-use super::tap::{Deaf, Tap};
+use super::io_tap::{IoTap, WriteClosed};
+use super::wake_flag::WakeFlag;
 use super::wire::{Wire, http1};
 use crate::alarm::Alarm;
 
@@ -46,16 +46,16 @@ pub(super) struct Driven {
     socket: RawFd,
     peer: SocketAddr,
     frames: Arc<Frames>,
-    deaf: Deaf,
-    bell: Arc<Bell>,
+    deaf: WriteClosed,
+    bell: Arc<WakeFlag>,
     /// What the library pulls to ring it.
-    rope: Waker,
+    waker: Waker,
     /// How long an answer may take.
     alarm: Alarm,
 }
 
 /// What the library makes of the connection's bytes.
-type Running = Connection<TokioIo<Tap>, Departing>;
+type Running = Connection<TokioIo<IoTap>, Departing>;
 
 /// Frames of requests' bodies that were taken: while they move, the upstream listens.
 #[derive(Debug, Default)]
@@ -77,11 +77,11 @@ impl Driven {
             Either::Left(plain) => plain.as_raw_fd(),
             Either::Right(tls) => tls.get_ref().0.as_raw_fd(),
         };
-        let (tap, deaf) = Tap::new(wire);
+        let (tap, deaf) = IoTap::new(wire);
         let (sender, connection) = http1().handshake(TokioIo::new(tap)).await?;
-        let bell = Arc::new(Bell::default());
+        let bell = Arc::new(WakeFlag::default());
         Ok(Self {
-            rope: Waker::from(Arc::clone(&bell)),
+            waker: Waker::from(Arc::clone(&bell)),
             bell,
             alarm: Alarm::default(),
             sender,
@@ -112,8 +112,8 @@ impl Driven {
     }
 
     /// What the user is woken by.
-    pub(super) fn rope(&self) -> &Waker {
-        &self.rope
+    pub(super) fn waker(&self) -> &Waker {
+        &self.waker
     }
 
     /// Nobody uses it for now.
@@ -128,8 +128,8 @@ impl Driven {
         cx: &mut Context<'_>,
         mut look: impl FnMut(&mut Self, &mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        let (bell, rope) = (Arc::clone(&self.bell), self.rope.clone());
-        let mut inside = Context::from_waker(&rope);
+        let (bell, waker) = (Arc::clone(&self.bell), self.waker.clone());
+        let mut inside = Context::from_waker(&waker);
         bell.attend(cx.waker());
         // What rang before is found now.
         bell.answer();

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::body::{self, Arriving, Departing};
 use super::driven::{Driven, Frames};
 use super::error::{DialError, Step};
-use super::pool::{Checkout, Dial, Place, Shelf};
+use super::pool::{Checkout, Dial, HostPool, Place};
 use super::wire::{Deadline, Line, broken};
 use super::{Rules, Sent, Timings, message};
 use crate::alarm::Alarm;
@@ -33,7 +33,7 @@ pub(super) struct Taken {
 }
 
 enum Way {
-    Http1(Ride),
+    Http1(PooledLease),
     Http2(
         Arc<Place>,
         http2::SendRequest<Departing>,
@@ -43,7 +43,7 @@ enum Way {
 
 /// A request's hold on an HTTP/1 connection, which it drives. Dropped before its end, it
 /// closes the connection: what is left on it belongs to nobody.
-pub(super) struct Ride {
+pub(super) struct PooledLease {
     place: Place,
     connection: Driven,
 }
@@ -64,7 +64,7 @@ impl From<DialError> for Failure {
 
 /// Finds or makes a connection; none when the shelf was taken down meanwhile.
 pub(super) async fn take(
-    shelf: &Arc<Shelf>,
+    shelf: &Arc<HostPool>,
     rules: &Rules,
     since: Instant,
     again: bool,
@@ -83,7 +83,7 @@ pub(super) async fn take(
                 if connection.is_ready().await {
                     return Ok(Some(Taken {
                         timings: Timings::reused(connection.peer(), http::Version::HTTP_11),
-                        way: Way::Http1(Ride { place, connection }),
+                        way: Way::Http1(PooledLease { place, connection }),
                     }));
                 }
                 checkout = shelf.check_out(seen, again);
@@ -117,7 +117,7 @@ pub(super) async fn take(
 
 /// Waits for `dial`, or for others to end, and looks again.
 async fn wait_for_change(
-    shelf: &Arc<Shelf>,
+    shelf: &Arc<HostPool>,
     deadline: &Deadline<'_>,
     dial: Option<u64>,
     again: bool,
@@ -147,7 +147,7 @@ async fn wait_for_change(
 impl Taken {
     fn fresh(dial: Dial, line: Line, timings: Timings) -> Self {
         let way = match line {
-            Line::Http1(connection) => Way::Http1(Ride {
+            Line::Http1(connection) => Way::Http1(PooledLease {
                 place: dial.http1(),
                 connection,
             }),
@@ -232,7 +232,7 @@ impl Taken {
     }
 }
 
-impl Ride {
+impl PooledLease {
     /// The connection it has.
     pub(super) fn connection(&mut self) -> &mut Driven {
         &mut self.connection

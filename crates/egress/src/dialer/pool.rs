@@ -20,7 +20,7 @@ use policy::id::SandboxId;
 
 use crate::outgoing::Route;
 
-pub(super) use self::shelf::{Checkout, Dial, Place, Shelf};
+pub(super) use self::shelf::{Checkout, Dial, HostPool, Place};
 
 /// How long an unused connection is kept.
 const KEEP: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub(super) type Key = (SandboxId, Route);
 
 /// Every shelf.
 pub(super) struct Pool {
-    shelves: Mutex<HashMap<Key, Arc<Shelf>, foldhash::fast::RandomState>>,
+    shelves: Mutex<HashMap<Key, Arc<HostPool>, foldhash::fast::RandomState>>,
     kept: AtomicUsize,
     sweeping: AtomicBool,
 }
@@ -56,7 +56,7 @@ impl Pool {
     }
 
     /// The shelf for `key`.
-    pub(super) fn shelf(self: &Arc<Self>, key: &Key) -> Arc<Shelf> {
+    pub(super) fn shelf(self: &Arc<Self>, key: &Key) -> Arc<HostPool> {
         let mut shelves = locked(&self.shelves);
         if let Some(shelf) = shelves.get(key) {
             return Arc::clone(shelf);
@@ -64,7 +64,7 @@ impl Pool {
         let mut others = shelves.values();
         let of_sandbox = others.find(|shelf| shelf.key.0 == key.0);
         let kept = of_sandbox.map_or_else(Arc::default, |shelf| Arc::clone(&shelf.kept));
-        let shelf = Arc::new(Shelf::new(key.clone(), Arc::downgrade(self), kept));
+        let shelf = Arc::new(HostPool::new(key.clone(), Arc::downgrade(self), kept));
         shelves.insert(key.clone(), Arc::clone(&shelf));
         self.sweep_later();
         shelf

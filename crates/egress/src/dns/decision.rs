@@ -44,12 +44,12 @@ pub(super) enum Record {
 pub(super) enum Step {
     Settled(Decision),
     /// An upstream has to be asked.
-    Forward(Errand),
+    Forward(ForwardedQuery),
 }
 
 /// A question about a name that the allowlist has, for an upstream. Only [`judge`] makes
 /// one.
-pub(super) struct Errand {
+pub(super) struct ForwardedQuery {
     pub(super) sandbox: SandboxId,
     pub(super) name: HostName,
     pub(super) kind: RecordType,
@@ -143,7 +143,7 @@ pub(super) fn judge(
     match fixed.map(|(_, to)| to.ip().to_canonical()) {
         Some(IpAddr::V4(four)) => local(kind, Some(four), None),
         Some(IpAddr::V6(six)) => local(kind, None, Some(six)),
-        None => Step::Forward(Errand {
+        None => Step::Forward(ForwardedQuery {
             sandbox: sandbox.clone(),
             name,
             kind,

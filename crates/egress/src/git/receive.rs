@@ -32,14 +32,14 @@ use crate::git_protocol::push::{Capabilities, Head, Parsed, Push};
 use crate::git_protocol::report::{self, Reader};
 use crate::git_protocol::size;
 use crate::message::BodyState;
-use crate::refusal::{Refusal, Unmoved};
+use crate::refusal::{Refusal, RejectedPush};
 use crate::request_cx::RequestCx;
+use crate::request_log::RequestLog;
 use crate::response_filters::git_report::Sent;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::spool::Spool;
 use crate::stage::Stage;
-use crate::trail::Trail;
 
 /// What a push calls itself.
 const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
@@ -90,7 +90,7 @@ pub(crate) async fn judge(
     taken: &Taken,
     answers: &Answers,
     paid: &mut bool,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<PushVerdict, Refusal> {
     let Push { head, pack } = match &taken.parsed {
         Parsed::Push(push) => push,
@@ -243,7 +243,7 @@ pub(crate) fn refused(
         };
         (name.to_vec(), why)
     });
-    let unmoved = Unmoved {
+    let unmoved = RejectedPush {
         capabilities,
         refs: refs.collect(),
         others: refused

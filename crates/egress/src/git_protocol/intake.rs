@@ -240,7 +240,7 @@ mod tests {
 
     use super::super::line;
     use super::*;
-    use crate::spool::{Spools, Tank};
+    use crate::spool::{SpoolQuota, Spools};
 
     fn body(pack: usize) -> Vec<u8> {
         let (zero, new) = ("0".repeat(40), "1".repeat(40));
@@ -268,7 +268,7 @@ mod tests {
 
     fn intake(coding: Coding, limit: u64) -> (tempfile::TempDir, Intake) {
         let dir = tempfile::tempdir().unwrap();
-        let spool = Spools::new(dir.path()).open(&Tank::of_one()).unwrap();
+        let spool = Spools::new(dir.path()).open(&SpoolQuota::of_one()).unwrap();
         (dir, Intake::new(spool, coding, limit))
     }
 

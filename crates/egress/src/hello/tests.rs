@@ -318,9 +318,9 @@ async fn a_slow_client_is_waited_for_and_can_be_answered() {
     let whole = client("slow.test", &[], false);
     let (mut far, near) = duplex(1);
     let (already, rest) = whole.split_at(3);
-    let opening = tokio::spawn(open(near, Bytes::copy_from_slice(already)));
+    let connection_info = tokio::spawn(open(near, Bytes::copy_from_slice(already)));
     far.write_all(rest).await.unwrap();
-    let Opening::Tls { hello, mut io } = opening.await.unwrap().unwrap() else {
+    let ConnectionInfo::Tls { hello, mut io } = connection_info.await.unwrap().unwrap() else {
         panic!("it is TLS");
     };
     assert_eq!(hello.server_name.as_deref(), Some("slow.test"));
@@ -366,7 +366,7 @@ async fn a_whole_handshake_works_after_the_hello_was_read() {
             .unwrap();
         tls.read_u8().await.unwrap()
     });
-    let Opening::Tls { io, .. } = open(near, Bytes::new()).await.unwrap() else {
+    let ConnectionInfo::Tls { io, .. } = open(near, Bytes::new()).await.unwrap() else {
         panic!("it is TLS");
     };
     let mut tls = TlsAcceptor::from(Arc::new(server))

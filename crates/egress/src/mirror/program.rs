@@ -54,7 +54,7 @@ const ADVICE: [&str; 4] = [
 
 /// Why a program did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unrun {
+pub enum GitCommandError {
     /// It is not there, or did not start.
     #[error("{program} cannot be run: {why}")]
     NotStarted {
@@ -120,7 +120,7 @@ impl Git {
     }
 
     /// What upstream has.
-    pub async fn list(&self, upstream: &Upstream) -> Result<Vec<u8>, Unrun> {
+    pub async fn list(&self, upstream: &Upstream) -> Result<Vec<u8>, GitCommandError> {
         let mut command = self.command();
         upstream.prepare(&mut command);
         command.args(["ls-remote", "--symref", "--", upstream.url()]);
@@ -136,7 +136,7 @@ impl Git {
     }
 
     /// Makes the repository.
-    pub async fn init(&self, format: &str) -> Result<(), Unrun> {
+    pub async fn init(&self, format: &str) -> Result<(), GitCommandError> {
         let mut command = self.command();
         command.args(["init", "--quiet", "--bare", "--template="]);
         command.arg(format!("--object-format={format}"));
@@ -147,7 +147,7 @@ impl Git {
     }
 
     /// What the mirror has.
-    pub async fn refs(&self) -> Result<Vec<u8>, Unrun> {
+    pub async fn refs(&self) -> Result<Vec<u8>, GitCommandError> {
         let mut command = self.inside();
         command.args(["for-each-ref", "--format=%(objectname) %(refname)"]);
         run("reading the mirror", command, ALONE_WITHIN).await
@@ -176,7 +176,7 @@ impl Git {
     }
 
     /// Makes these refs what they are upstream.
-    pub async fn fetch(&self, upstream: &Upstream, refs: &[&str]) -> Result<(), Unrun> {
+    pub async fn fetch(&self, upstream: &Upstream, refs: &[&str]) -> Result<(), GitCommandError> {
         let mut command = self.inside();
         upstream.prepare(&mut command);
         command.args(["fetch", "--quiet", "--prune", "--force", "--no-tags"]);
@@ -188,7 +188,7 @@ impl Git {
     }
 
     /// Puts all refs into one file.
-    pub async fn pack_refs(&self) -> Result<(), Unrun> {
+    pub async fn pack_refs(&self) -> Result<(), GitCommandError> {
         let mut command = self.inside();
         command.args(["pack-refs", "--all"]);
         run("packing refs", command, ALONE_WITHIN).await.map(drop)
@@ -196,7 +196,7 @@ impl Git {
 
     /// Puts all objects into one pack, also those that no ref reaches any more: somebody may be
     /// in the middle of fetching them. Everybody else comes first.
-    pub async fn repack(&self) -> Result<(), Unrun> {
+    pub async fn repack(&self) -> Result<(), GitCommandError> {
         let has_nice = spawn_blocking(|| is_there("nice")).await;
         let mut command = if has_nice.unwrap_or(false) {
             let mut command = clean("nice");
@@ -214,7 +214,7 @@ impl Git {
     }
 
     /// Points HEAD where upstream's does.
-    pub async fn point_head(&self, target: &str) -> Result<(), Unrun> {
+    pub async fn point_head(&self, target: &str) -> Result<(), GitCommandError> {
         let mut command = self.inside();
         command.args(["symbolic-ref", "HEAD", target]);
         run("pointing HEAD", command, ALONE_WITHIN).await.map(drop)
@@ -225,7 +225,7 @@ impl Git {
         &self,
         arguments: &[&str],
         protocol: Option<&'static str>,
-    ) -> Result<Child, Unrun> {
+    ) -> Result<Child, GitCommandError> {
         let mut command = self.command();
         command.args(["upload-pack", "--strict"]).args(arguments);
         command.arg(&self.directory);
@@ -272,15 +272,19 @@ pub fn clean(program: &'static str) -> Command {
 }
 
 /// A program did not start.
-pub fn not_started(program: &'static str, error: &io::Error) -> Unrun {
-    Unrun::NotStarted {
+pub fn not_started(program: &'static str, error: &io::Error) -> GitCommandError {
+    GitCommandError::NotStarted {
         program,
         why: error.to_string(),
     }
 }
 
 /// Runs a command to its end, and gives what it printed.
-async fn run(what: &'static str, mut command: Command, after: Duration) -> Result<Vec<u8>, Unrun> {
+async fn run(
+    what: &'static str,
+    mut command: Command,
+    after: Duration,
+) -> Result<Vec<u8>, GitCommandError> {
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -296,11 +300,11 @@ async fn run(what: &'static str, mut command: Command, after: Duration) -> Resul
     };
     let (printed, said, status) = timeout(after, ran)
         .await
-        .map_err(|_| Unrun::TimedOut { what, after })?;
+        .map_err(|_| GitCommandError::TimedOut { what, after })?;
     if status.as_ref().is_ok_and(ExitStatus::success) {
         return Ok(printed);
     }
-    Err(Unrun::Failed {
+    Err(GitCommandError::Failed {
         what,
         said: last_line(&said),
     })

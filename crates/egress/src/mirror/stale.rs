@@ -5,7 +5,7 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 
 use super::Mirror;
-use super::program::Unrun;
+use super::program::GitCommandError;
 use crate::dialer::DialError;
 use crate::refusal::Refusal;
 use crate::stage::Stage;
@@ -135,18 +135,20 @@ impl From<DialError> for Stale {
     }
 }
 
-impl From<Unrun> for Stale {
-    fn from(error: Unrun) -> Self {
+impl From<GitCommandError> for Stale {
+    fn from(error: GitCommandError) -> Self {
         let evidence = error.to_string();
         let (reason, says) = match &error {
-            Unrun::NotStarted { program, .. } => {
+            GitCommandError::NotStarted { program, .. } => {
                 return Self {
                     evidence,
                     ..Self::missing(program)
                 };
             }
-            Unrun::TimedOut { .. } => (Reason::UpstreamTimeout, "it did not answer in time"),
-            Unrun::Failed { said, .. } => meaning(said),
+            GitCommandError::TimedOut { .. } => {
+                (Reason::UpstreamTimeout, "it did not answer in time")
+            }
+            GitCommandError::Failed { said, .. } => meaning(said),
         };
         Self::new(reason, says, &evidence)
     }
@@ -185,7 +187,7 @@ mod tests {
             ),
             ("192.0.2.7 is odd", Reason::ConnectFailed, "be reached"),
         ] {
-            let denial = Stale::from(Unrun::Failed {
+            let denial = Stale::from(GitCommandError::Failed {
                 what: "asking",
                 said: said.to_owned(),
             })

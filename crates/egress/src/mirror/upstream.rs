@@ -16,7 +16,7 @@ use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::program::{Unrun, clean, is_there, not_started};
+use super::program::{GitCommandError, clean, is_there, not_started};
 use super::stale::Stale;
 use crate::dialer::Dialer;
 
@@ -206,7 +206,7 @@ impl Upstream {
     }
 
     /// Begins a conversation with a program of git's on the other side.
-    pub fn speak(&self, program: &str) -> Result<Child, Unrun> {
+    pub fn speak(&self, program: &str) -> Result<Child, GitCommandError> {
         let mut command = clean("ssh");
         command.args(self.ssh_options());
         if let Some(user) = &self.user {

@@ -19,7 +19,7 @@ use hyper::body::{Body, Frame};
 use policy::audit::Kind;
 use policy::host::{GATE, Host};
 use policy::reason::Reason;
-use policy::repository::Errand;
+use policy::repository::RepositoryOperation;
 use policy::verdict::Denial;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -32,20 +32,20 @@ use super::serve::{Visitor, version};
 use super::{held_push, push};
 use crate::admission::take_token;
 use crate::body::{Broken, Content};
-use crate::flow;
+use crate::body_stream;
 use crate::git_protocol::intake::Coding;
 use crate::git_protocol::line::{self, Line};
 use crate::in_flight::InFlight;
 use crate::mirror::Mirror;
 use crate::mirror::output::Output;
 use crate::refusal::Refusal;
-use crate::request::Opening;
+use crate::request::ConnectionInfo;
 use crate::request_cx::RequestCx;
+use crate::request_log::{RequestLog, Tally};
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::source::{Source, reserve_record};
 use crate::stage::Stage;
-use crate::trail::{Tally, Trail};
 
 /// The port on which this is spoken.
 pub const PORT: u16 = 9418;
@@ -65,7 +65,7 @@ const PARTING: Duration = Duration::from_secs(10);
 /// What a client asks for, in its first line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wanted {
-    errand: Errand,
+    operation: RepositoryOperation,
     /// The repository, as it was written.
     path: String,
     /// The mirror.
@@ -77,12 +77,12 @@ struct Wanted {
 pub async fn serve(
     services: &Arc<Services>,
     sandbox: &Arc<SandboxState>,
-    opening: &Opening,
+    connection_info: &ConnectionInfo,
     stream: TcpStream,
 ) {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = Trail::begin(services, Some(sandbox), Kind::Git, slot);
-    opening.note(&mut trail);
+    let mut trail = RequestLog::begin(services, Some(sandbox), Kind::Git, slot);
+    connection_info.note(&mut trail);
     let cx = RequestCx::new(services, sandbox);
     let timeouts = &cx.snapshot.settings.egress.timeouts;
     let (mut from, to) = stream.into_split();
@@ -97,7 +97,7 @@ pub async fn serve(
             return;
         }
     };
-    let visit = Visit {
+    let visit = ClientConnection {
         cx: &cx,
         wire: Wire {
             heard,
@@ -117,21 +117,21 @@ pub async fn serve(
 }
 
 /// A client on its way to its answer.
-struct Visit<'a> {
+struct ClientConnection<'a> {
     cx: &'a RequestCx,
     wire: Wire,
     to: OwnedWriteHalf,
 }
 
-impl Visit<'_> {
-    async fn answer(self, wanted: Wanted, mut trail: Trail) {
+impl ClientConnection<'_> {
+    async fn answer(self, wanted: Wanted, mut trail: RequestLog) {
         let Self { cx, wire, mut to } = self;
         let patience = cx.snapshot.settings.egress.timeouts.idle;
         let answered = answer(cx, &wanted, wire, &mut to, &mut trail);
         match Box::pin(answered).await {
             Ok(Answer::Pushed(answer, live)) => {
                 trail.passed(Stage::Git);
-                let answer = flow::receiving(answer, trail, live, patience);
+                let answer = body_stream::receiving(answer, trail, live, patience);
                 send(answer, &mut to).await;
             }
             Ok(Answer::Fetch(fetch)) => {
@@ -143,7 +143,7 @@ impl Visit<'_> {
                     live,
                 } = *fetch;
                 let tally = Arc::clone(&trail.tally);
-                let output = flow::receiving(output, trail, live, patience);
+                let output = body_stream::receiving(output, trail, live, patience);
                 let mut answering = std::pin::pin!(send(output, &mut to));
                 tokio::select! {
                     () = &mut answering => {}
@@ -181,9 +181,9 @@ async fn answer(
     wanted: &Wanted,
     wire: Wire,
     to: &mut OwnedWriteHalf,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<Answer, Refusal> {
-    trail.event.operation = Some(wanted.errand.as_str().to_owned());
+    trail.event.operation = Some(wanted.operation.as_str().to_owned());
     trail.event.host = Some(GATE.to_owned());
     trail.event.path = Some(wanted.path.clone());
     let source = Source::Listener(Arc::clone(&cx.sandbox));
@@ -204,12 +204,13 @@ async fn answer(
     };
     trail.event.repo = Some(name.clone());
     let mirror = visitor.find(name, trail)?;
-    match wanted.errand {
-        Errand::Fetch => fetch(&visitor, &mirror, wanted.protocol, wire).await,
-        Errand::Push => take_push(&visitor, &mirror, wire, to, trail).await,
-        Errand::AdvertiseFetch | Errand::AdvertisePush | Errand::Lfs | Errand::Download => {
-            Err(Refusal::new(Stage::Git, elsewhere()))
-        }
+    match wanted.operation {
+        RepositoryOperation::Fetch => fetch(&visitor, &mirror, wanted.protocol, wire).await,
+        RepositoryOperation::Push => take_push(&visitor, &mirror, wire, to, trail).await,
+        RepositoryOperation::AdvertiseFetch
+        | RepositoryOperation::AdvertisePush
+        | RepositoryOperation::Lfs
+        | RepositoryOperation::Download => Err(Refusal::new(Stage::Git, elsewhere())),
     }
 }
 
@@ -244,13 +245,13 @@ async fn take_push(
     mirror: &Mirror,
     mut wire: Wire,
     to: &mut OwnedWriteHalf,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<Answer, Refusal> {
     let (told, live) = Box::pin(push::advertise(visitor, mirror)).await?;
     let told = told.strip_prefix(BANNER).unwrap_or(&told);
     let length = u64::try_from(told.len()).unwrap_or(u64::MAX);
     trail.tally.received.fetch_add(length, Ordering::Relaxed);
-    let advertised = Errand::AdvertisePush.as_str();
+    let advertised = RepositoryOperation::AdvertisePush.as_str();
     let patience = visitor.cx.snapshot.settings.egress.timeouts.idle;
     let written = timeout(patience, to.write_all(told)).await;
     drop(live);
@@ -259,7 +260,7 @@ async fn take_push(
         trail.event.operation = Some(advertised.to_owned());
         return Ok(Answer::Nothing);
     }
-    let body = flow::sending(wire, &trail.tally, patience);
+    let body = body_stream::sending(wire, &trail.tally, patience);
     let taking = Box::pin(held_push::take(
         visitor,
         mirror,
@@ -357,7 +358,7 @@ async fn send(mut answer: Content, to: &mut OwnedWriteHalf) {
     }
 }
 
-async fn refuse(mut to: OwnedWriteHalf, mut trail: Trail, refusal: &Refusal) {
+async fn refuse(mut to: OwnedWriteHalf, mut trail: RequestLog, refusal: &Refusal) {
     trail.refused(refusal.stage, &refusal.denial);
     let said = refusal.spoken(trail.id);
     let length = u64::try_from(said.len()).unwrap_or(u64::MAX);
@@ -398,16 +399,16 @@ fn read(line: &[u8]) -> Option<Wanted> {
     let line = str::from_utf8(line::chomp(line)).ok()?;
     let mut parts = line.split('\0');
     let (service, path) = parts.next()?.split_once(' ')?;
-    let errand = match service {
-        "git-upload-pack" => Errand::Fetch,
-        "git-receive-pack" => Errand::Push,
+    let operation = match service {
+        "git-upload-pack" => RepositoryOperation::Fetch,
+        "git-receive-pack" => RepositoryOperation::Push,
         _ => return None,
     };
     if path.chars().any(char::is_control) {
         return None;
     }
     Some(Wanted {
-        errand,
+        operation,
         path: path.to_owned(),
         name: name(path).map(str::to_owned),
         protocol: parts.find_map(version),
@@ -443,40 +444,65 @@ mod tests {
 
     #[test]
     fn a_request_is_read_as_git_writes_it() {
-        for (line, errand, name, protocol) in [
+        for (line, operation, name, protocol) in [
             (
                 "git-upload-pack /app\0host=palisade.internal\0",
-                Errand::Fetch,
+                RepositoryOperation::Fetch,
                 Some("app"),
                 None,
             ),
             (
                 "git-upload-pack /app.git\0host=x.example:9418\0\0version=2\0",
-                Errand::Fetch,
+                RepositoryOperation::Fetch,
                 Some("app"),
                 Some("version=2"),
             ),
             (
                 "git-receive-pack /git/app\0\0other\0version=1\0",
-                Errand::Push,
+                RepositoryOperation::Push,
                 Some("app"),
                 Some("version=1"),
             ),
-            ("git-upload-pack /git\n", Errand::Fetch, Some("git"), None),
             (
-                "git-upload-pack /git/git.git\0\0version=3\0",
-                Errand::Fetch,
+                "git-upload-pack /git\n",
+                RepositoryOperation::Fetch,
                 Some("git"),
                 None,
             ),
-            ("git-upload-pack /acme/app", Errand::Fetch, None, None),
-            ("git-upload-pack app", Errand::Fetch, None, None),
-            ("git-upload-pack /", Errand::Fetch, None, None),
-            ("git-upload-pack /git/../app", Errand::Fetch, None, None),
-            ("git-upload-pack //app", Errand::Fetch, None, None),
+            (
+                "git-upload-pack /git/git.git\0\0version=3\0",
+                RepositoryOperation::Fetch,
+                Some("git"),
+                None,
+            ),
+            (
+                "git-upload-pack /acme/app",
+                RepositoryOperation::Fetch,
+                None,
+                None,
+            ),
+            (
+                "git-upload-pack app",
+                RepositoryOperation::Fetch,
+                None,
+                None,
+            ),
+            ("git-upload-pack /", RepositoryOperation::Fetch, None, None),
+            (
+                "git-upload-pack /git/../app",
+                RepositoryOperation::Fetch,
+                None,
+                None,
+            ),
+            (
+                "git-upload-pack //app",
+                RepositoryOperation::Fetch,
+                None,
+                None,
+            ),
         ] {
             let wanted = read(line.as_bytes()).unwrap();
-            assert_eq!((wanted.errand, wanted.protocol), (errand, protocol));
+            assert_eq!((wanted.operation, wanted.protocol), (operation, protocol));
             assert_eq!(wanted.name.as_deref(), name, "{line}");
         }
         for bad in [

@@ -12,7 +12,7 @@ use policy::verdict::{Denial, Digest};
 use super::push::tell;
 use super::serve::Visitor;
 use crate::body::Content;
-use crate::flow;
+use crate::body_stream;
 use crate::git::receive::{self, Arrival, PushVerdict};
 use crate::git::upstream::Upstream;
 use crate::git_protocol::intake::Coding;
@@ -22,10 +22,10 @@ use crate::message::BodyState;
 use crate::mirror::Mirror;
 use crate::refusal::Refusal;
 use crate::request_cx::{self, RequestCx};
+use crate::request_log::RequestLog;
 use crate::response_filters::git_report::Sent;
 use crate::source::Source;
 use crate::stage::Stage;
-use crate::trail::Trail;
 
 /// Takes a push in, has it decided, and sends it to upstream. What comes back is upstream's
 /// answer; none where nothing was to be pushed.
@@ -34,7 +34,7 @@ pub(super) async fn take(
     mirror: &Mirror,
     coding: Coding,
     body: Content,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<(Option<Content>, InFlight), Refusal> {
     let mut held = HeldPush {
         visitor,
@@ -62,7 +62,7 @@ pub(super) async fn take(
     let Some(sent) = sent else {
         return Ok((None, in_flight));
     };
-    let push = flow::revocable(push, in_flight.for_upload());
+    let push = body_stream::revocable(push, in_flight.for_upload());
     let told = tell(services, &mirror, &visitor.asking(), push).await;
     let answer = told.map_err(|why| {
         let denial = why.denial(mirror.name());
@@ -84,7 +84,7 @@ struct HeldPush<'a> {
     asked: Option<(Capabilities, Vec<RefUpdate>)>,
     /// Its entry in the in-flight set while it waits.
     waiting: Option<InFlight>,
-    trail: &'a mut Trail,
+    trail: &'a mut RequestLog,
 }
 
 impl Held for HeldPush<'_> {

@@ -22,7 +22,7 @@ use crate::git_protocol::report;
 use crate::in_flight::InFlight;
 use crate::mirror::Mirror;
 use crate::mirror::output::Output;
-use crate::mirror::program::{LIST_WITHIN, Unrun, last_line, tail};
+use crate::mirror::program::{GitCommandError, LIST_WITHIN, last_line, tail};
 use crate::mirror::stale::Stale;
 use crate::mirror::upstream::{Asking, Upstream};
 use crate::outgoing::Outgoing;
@@ -63,7 +63,7 @@ async fn ask(mirror: &Mirror, asking: &Asking<'_>) -> Result<Vec<u8>, Stale> {
     let upstream = Upstream::reach(mirror.settings(), asking).await?;
     match upstream.transport() {
         MirrorTransport::Ssh => {
-            let talk = Talk::begin(&upstream).await?;
+            let talk = ReceivePackSession::begin(&upstream).await?;
             let told = talk.told.clone();
             talk.hang_up().await;
             Ok([BANNER, told.as_slice()].concat())
@@ -92,7 +92,7 @@ pub(super) async fn tell(
     let upstream = Upstream::reach(mirror.settings(), asking).await?;
     match upstream.transport() {
         MirrorTransport::Ssh => {
-            let talk = Talk::begin(&upstream).await?;
+            let talk = ReceivePackSession::begin(&upstream).await?;
             Ok(talk.tell(services, push))
         }
         MirrorTransport::Https | MirrorTransport::Http => {
@@ -109,7 +109,7 @@ pub(super) async fn tell(
 }
 
 fn late() -> Stale {
-    Stale::from(Unrun::TimedOut {
+    Stale::from(GitCommandError::TimedOut {
         what: WHAT,
         after: LIST_WITHIN,
     })
@@ -156,7 +156,7 @@ async fn send(
 }
 
 /// A conversation with upstream's receive-pack.
-struct Talk {
+struct ReceivePackSession {
     child: Child,
     stdin: ChildStdin,
     /// What it said first.
@@ -165,7 +165,7 @@ struct Talk {
     complaints: JoinHandle<Vec<u8>>,
 }
 
-impl Talk {
+impl ReceivePackSession {
     /// Begins one, and hears what upstream has.
     async fn begin(upstream: &Upstream) -> Result<Self, Stale> {
         let mut child = upstream.speak("git-receive-pack")?;
@@ -181,7 +181,7 @@ impl Talk {
             Heard::End => {
                 let said = timeout(LAST_WORDS, complaints).await;
                 let said = said.ok().and_then(Result::ok).unwrap_or_default();
-                return Err(Stale::from(Unrun::Failed {
+                return Err(Stale::from(GitCommandError::Failed {
                     what: WHAT,
                     said: last_line(&said),
                 }));

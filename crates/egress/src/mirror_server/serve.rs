@@ -16,7 +16,7 @@ use policy::git_address::recognise;
 use policy::host::Host;
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::repository::Errand;
+use policy::repository::RepositoryOperation;
 use policy::verdict::Denial;
 use tokio::task::spawn_blocking;
 
@@ -34,8 +34,8 @@ use crate::mirror::stale::Stale;
 use crate::mirror::upstream::Asking;
 use crate::refusal::Refusal;
 use crate::request_cx::RequestCx;
+use crate::request_log::RequestLog;
 use crate::stage::Stage;
-use crate::trail::Trail;
 
 /// Where mirrors are, below the gate's own name.
 const BELOW: &str = "git/";
@@ -73,7 +73,7 @@ impl Visitor<'_> {
     }
 
     /// The mirror of that name.
-    pub fn find(&self, name: &str, trail: &mut Trail) -> Result<Arc<Mirror>, Refusal> {
+    pub fn find(&self, name: &str, trail: &mut RequestLog) -> Result<Arc<Mirror>, Refusal> {
         let answers = Answers::default();
         let subject = Subject::Mirror(MirrorFacts::Named(name));
         let decided = self.cx.decide(subject, &answers).now();
@@ -108,21 +108,26 @@ pub async fn answer(
     target: &Target,
     headers: &HeaderMap,
     body: Content,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<Reply, Refusal> {
     trail.event.kind = Kind::Git;
     let Some(address) = recognise(target) else {
         let _pass = take_token(visitor.cx, visitor.host, trail)?;
         return Err(Refusal::new(Stage::Git, closed()));
     };
-    trail.event.operation = Some(address.errand.as_str().to_owned());
+    trail.event.operation = Some(address.operation.as_str().to_owned());
     let shown = address.shown.strip_prefix(BELOW).unwrap_or_default();
     trail.event.repo = Some(shown.to_owned());
-    let answered = answer_errand(visitor, address.errand, shown, headers, body, trail);
-    let reply = answered.await.map_err(|refusal| match address.errand {
+    let answered = answer_errand(visitor, address.operation, shown, headers, body, trail);
+    let reply = answered.await.map_err(|refusal| match address.operation {
         // Git shows a person no other.
-        Errand::AdvertiseFetch | Errand::AdvertisePush => refusal.in_text(),
-        Errand::Fetch | Errand::Push | Errand::Lfs | Errand::Download => refusal,
+        RepositoryOperation::AdvertiseFetch | RepositoryOperation::AdvertisePush => {
+            refusal.in_text()
+        }
+        RepositoryOperation::Fetch
+        | RepositoryOperation::Push
+        | RepositoryOperation::Lfs
+        | RepositoryOperation::Download => refusal,
     })?;
     trail.passed(Stage::Git);
     Ok(reply)
@@ -130,24 +135,24 @@ pub async fn answer(
 
 async fn answer_errand(
     visitor: &Visitor<'_>,
-    errand: Errand,
+    operation: RepositoryOperation,
     name: &str,
     headers: &HeaderMap,
     body: Content,
-    trail: &mut Trail,
+    trail: &mut RequestLog,
 ) -> Result<Reply, Refusal> {
     let _pass = take_token(visitor.cx, visitor.host, trail)?;
     let mirror = visitor.find(name, trail)?;
-    match errand {
-        Errand::AdvertiseFetch | Errand::Fetch => {
-            Box::pin(fetch(visitor, &mirror, errand, headers, body)).await
+    match operation {
+        RepositoryOperation::AdvertiseFetch | RepositoryOperation::Fetch => {
+            Box::pin(fetch(visitor, &mirror, operation, headers, body)).await
         }
-        Errand::AdvertisePush => {
+        RepositoryOperation::AdvertisePush => {
             let (told, live) = Box::pin(push::advertise(visitor, &mirror)).await?;
             let answer = respond(advertisement::CONTENT_TYPE, body::full(told));
             Ok(Reply::Changed(answer, live))
         }
-        Errand::Push => {
+        RepositoryOperation::Push => {
             let coding = receive::coding_of(headers)?;
             let taking = Box::pin(held_push::take(visitor, &mirror, coding, body, trail));
             let (answer, live) = taking.await?;
@@ -155,7 +160,9 @@ async fn answer_errand(
             let answer = respond(report::CONTENT_TYPE, answer.unwrap_or_else(body::empty));
             Ok(Reply::Changed(answer, live))
         }
-        Errand::Lfs | Errand::Download => Err(Refusal::new(Stage::Git, closed())),
+        RepositoryOperation::Lfs | RepositoryOperation::Download => {
+            Err(Refusal::new(Stage::Git, closed()))
+        }
     }
 }
 
@@ -163,7 +170,7 @@ async fn answer_errand(
 async fn fetch(
     visitor: &Visitor<'_>,
     mirror: &Mirror,
-    errand: Errand,
+    operation: RepositoryOperation,
     headers: &HeaderMap,
     body: Content,
 ) -> Result<Reply, Refusal> {
@@ -174,7 +181,7 @@ async fn fetch(
         .await;
     let asking = visitor.asking();
     let protocol = protocol(headers);
-    let (kind, output) = if errand == Errand::AdvertiseFetch {
+    let (kind, output) = if operation == RepositoryOperation::AdvertiseFetch {
         mirror.refresh(&asking).await.map_err(stale)?;
         let arguments = ["--stateless-rpc", "--http-backend-info-refs"];
         let begun = mirror.upload_pack(&arguments, protocol).await;

@@ -5,7 +5,13 @@ use super::*;
 
 /// The size of the future that `answer` returns.
 fn future_size<F: Future>(
-    _: impl FnOnce(&'static Arc<Services>, &'static Source, &'static Opening, Box<Parts>, Incoming) -> F,
+    _: impl FnOnce(
+        &'static Arc<Services>,
+        &'static Source,
+        &'static ConnectionInfo,
+        Box<Parts>,
+        Incoming,
+    ) -> F,
 ) -> usize {
     size_of::<F>()
 }

@@ -15,9 +15,9 @@ use crate::body::{Broken, Content};
 use crate::branches::{self, Deed, Place};
 use crate::git_protocol::push::Capabilities;
 use crate::git_protocol::report::Reader;
+use crate::request_log::Tally;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::trail::Tally;
 
 /// A push that is on its way.
 pub struct Sent {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use egress::caller::Caller;
 use egress::mirror_server::daemon;
-use egress::request::Opening;
+use egress::request::ConnectionInfo;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::push::Findings;
@@ -51,14 +51,14 @@ async fn connect(place: &Place) -> (TcpStream, JoinHandle<()>) {
         let guest = traffic
             .sandbox(&SandboxId::parse("fix-1").unwrap())
             .unwrap();
-        let opening = Opening {
+        let connection_info = ConnectionInfo {
             peer: Some(peer),
             meant: None,
             tunnel: None,
             hello: None,
             caller: Caller::default(),
         };
-        daemon::serve(&traffic, &guest, &opening, server).await;
+        daemon::serve(&traffic, &guest, &connection_info, server).await;
     });
     (client.unwrap(), serving)
 }

@@ -11,13 +11,13 @@ use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use egress::authority::Authority;
 use egress::caller::Caller;
+use egress::client_connection::ClientConnection;
 use egress::connection;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::request::Opening;
+use egress::request::ConnectionInfo;
 use egress::services::{Parts, Services};
 use egress::source::Source;
-use egress::visit::Visit;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::host::Host;
@@ -129,10 +129,10 @@ pub(crate) fn parts(directory: &Path, settings: Settings, records: &Arc<Records>
 /// A connection of the sandbox, in a tunnel to a host and port where there is one.
 pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> DuplexStream {
     let (client, server) = duplex(64 * 1024);
-    let visit = Visit {
+    let visit = ClientConnection {
         services: Arc::clone(services),
         source: Source::Listener(services.sandbox(&sandbox()).unwrap()),
-        opening: Opening {
+        connection_info: ConnectionInfo {
             peer: None,
             meant: None,
             tunnel,

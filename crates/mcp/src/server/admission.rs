@@ -10,7 +10,7 @@ use http::request::Parts as Head;
 use http::{Response, StatusCode};
 use sha2::{Digest, Sha256};
 
-use super::{Door, ListenerRules, refuse_hook};
+use super::{ListenerRules, RequestSource, refuse_hook};
 use crate::answer::{self, Content};
 
 /// Why a request is not admitted.
@@ -55,10 +55,10 @@ impl NotAdmitted {
 }
 
 /// Admits a request or says why not.
-pub(super) fn admit(door: &Door, head: &Head) -> Result<(), NotAdmitted> {
-    match door {
+pub(super) fn admit(source: &RequestSource, head: &Head) -> Result<(), NotAdmitted> {
+    match source {
         // The gate has made sure of the host.
-        Door::Sandbox(_) => {
+        RequestSource::Sandbox(_) => {
             let own = "http://palisade.internal";
             let foreign = origin(&head.headers).is_some_and(|origin| origin != own);
             if foreign {
@@ -66,7 +66,7 @@ pub(super) fn admit(door: &Door, head: &Head) -> Result<(), NotAdmitted> {
             }
             Ok(())
         }
-        Door::Network(rules) => {
+        RequestSource::Network(rules) => {
             check_sender(rules, &head.headers)?;
             check_token(rules, &head.headers)
         }
@@ -100,7 +100,7 @@ fn check_sender(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), NotAdm
 }
 
 fn check_token(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), NotAdmitted> {
-    let Some(wanted) = rules.demands.token else {
+    let Some(wanted) = rules.auth.token else {
         return Ok(());
     };
     let given = headers.get(AUTHORIZATION).and_then(given_token);

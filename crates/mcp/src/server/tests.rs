@@ -2,15 +2,15 @@ use super::*;
 
 const TOKEN: &str = "a-token";
 
-fn door(at: &str, token: bool) -> Door {
+fn source(at: &str, token: bool) -> RequestSource {
     let token = token.then(|| Sha256::digest(TOKEN.as_bytes()).into());
-    Door::Network(ListenerRules {
+    RequestSource::Network(ListenerRules {
         at: at.parse().unwrap(),
-        offers: Offers {
+        endpoints: Endpoints {
             hooks: true,
             tools: true,
         },
-        demands: Demands {
+        auth: AuthConfig {
             token,
             enforce_agent: false,
         },
@@ -18,13 +18,13 @@ fn door(at: &str, token: bool) -> Door {
 }
 
 /// The status of a refusal, or 200.
-fn admitted(door: &Door, headers: &[(&str, &str)]) -> u16 {
+fn admitted(source: &RequestSource, headers: &[(&str, &str)]) -> u16 {
     let mut request = Request::post("/mcp");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
     let (head, ()) = request.body(()).unwrap().into_parts();
-    let admitted = admission::admit(door, &head);
+    let admitted = admission::admit(source, &head);
     admitted.map_or_else(
         |refused| refused.response(false).status().as_u16(),
         |()| 200,
@@ -42,7 +42,7 @@ fn a_listener_without_a_token_admits_loopback_hosts_only() {
         "0.0.0.0:8090",
         "192.0.2.1:8090",
     ] {
-        let open = door(at, false);
+        let open = source(at, false);
         for host in ["127.0.0.1:8090", "localhost", "[::1]:8090"] {
             assert_eq!(admitted(&open, &[("host", host)]), 200, "{at} {host}");
         }
@@ -64,13 +64,16 @@ fn a_listener_with_a_token_admits_nobody_without_it() {
     let local = ("host", "127.0.0.1:8090");
     let named = ("host", "gate.example:8090");
     for at in ["127.0.0.1:8090", "0.0.0.0:8090"] {
-        let guarded = door(at, true);
+        let guarded = source(at, true);
         assert_eq!(admitted(&guarded, &[local]), 401, "{at}");
         let wrong = ("authorization", "Bearer another");
         assert_eq!(admitted(&guarded, &[local, wrong]), 401, "{at}");
         assert_eq!(admitted(&guarded, &[local, shown]), 200, "{at}");
     }
-    assert_eq!(admitted(&door("0.0.0.0:8090", true), &[named, shown]), 200);
+    assert_eq!(
+        admitted(&source("0.0.0.0:8090", true), &[named, shown]),
+        200
+    );
     // Docker's gateway can set no header, and writes the token into the URL.
     for (credentials, status) in [
         ("eDphLXRva2Vu", 200),     // x:a-token
@@ -84,11 +87,11 @@ fn a_listener_with_a_token_admits_nobody_without_it() {
     ] {
         let basic = format!("Basic {credentials}");
         let given = [named, ("authorization", basic.as_str())];
-        let found = admitted(&door("0.0.0.0:8090", true), &given);
+        let found = admitted(&source("0.0.0.0:8090", true), &given);
         assert_eq!(found, status, "{credentials}");
     }
     assert_eq!(
-        admitted(&door("127.0.0.1:8090", true), &[named, shown]),
+        admitted(&source("127.0.0.1:8090", true), &[named, shown]),
         403
     );
 }

@@ -20,7 +20,7 @@ use crate::process::{Call, Gone, SendError};
 use crate::relay::Permitted;
 use crate::rpc::{Message, code};
 
-/// An open request. Dropping it frees its id and ends its outlet.
+/// An open request. Dropping it frees its id and ends its event_buffer.
 pub(super) struct ClientRequest {
     pub(super) session: Arc<Session>,
     /// The server's answer will be here.
@@ -32,7 +32,7 @@ pub(super) struct ClientRequest {
 
 impl ClientRequest {
     /// Decides about the request, sends it and has its answer delivered. `flag` is set while it
-    /// waits for an operator's answer. Where it is set, errors go to the outlet.
+    /// waits for an operator's answer. Where it is set, errors go to the event_buffer.
     pub(super) async fn send(
         self,
         message: Message,
@@ -64,14 +64,14 @@ impl ClientRequest {
             }
         };
         if permitted.method == "initialize"
-            && let Some(commons) = &session.commons
+            && let Some(shared_process) = &session.shared_process
         {
-            let answer = commons.introduce(permitted.message.id().unwrap_or("null"));
+            let answer = shared_process.introduce(permitted.message.id().unwrap_or("null"));
             session.note_version(&answer);
             self.finish(answer);
             return Ok(());
         }
-        if permitted.method == "resources/unsubscribe" && session.commons.is_some() {
+        if permitted.method == "resources/unsubscribe" && session.shared_process.is_some() {
             // Others may still want the news.
             let mut state = session.state();
             session.note_subscription(&mut state, &permitted);
@@ -83,7 +83,7 @@ impl ClientRequest {
         let token = permitted.message.param(&["_meta", "progressToken"]);
         let token = token.map(str::to_owned);
         let mut text = permitted.message.with_id(&own);
-        if session.commons.is_some() && token.is_some() {
+        if session.shared_process.is_some() && token.is_some() {
             // Tokens of different clients may be alike.
             if let Ok(message) = Message::read(text.clone()) {
                 text = message.with_param(&["_meta", "progressToken"], &own);
@@ -197,7 +197,7 @@ impl ClientRequest {
         }
         // The client may use the id again as soon as it has the answer.
         self.release();
-        self.expected.outlet.finish(text);
+        self.expected.event_buffer.finish(text);
     }
 
     fn release(&self) {
@@ -210,6 +210,6 @@ impl ClientRequest {
 impl Drop for ClientRequest {
     fn drop(&mut self) {
         self.release();
-        self.expected.outlet.close();
+        self.expected.event_buffer.close();
     }
 }

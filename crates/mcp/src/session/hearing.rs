@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use super::{MOST_QUESTIONS, Session, Way};
+use crate::event_buffer::EventBuffer;
 use crate::hold_terms::{HoldEnd, HoldTerms};
-use crate::outlet::Outlet;
 use crate::process::Home;
 use crate::relay;
 use crate::rpc::{Kind, Message, code};
@@ -18,15 +18,15 @@ impl Session {
         match (message.kind(), message.method().unwrap_or_default()) {
             (Kind::Request, _) => self.hear_question(message),
             (_, "notifications/progress") => match self.progressed(&message) {
-                Some((outlet, text)) => outlet.push(text).await,
+                Some((event_buffer, text)) => event_buffer.push(text).await,
                 None => tracing::debug!("progress of nothing that is open"),
             },
             (_, "notifications/cancelled") => {
-                let outlet = message
+                let event_buffer = message
                     .param(&["requestId"])
                     .and_then(|id| self.withdraw_question(id));
-                if let Some(outlet) = outlet {
-                    outlet.push(message.into_text()).await;
+                if let Some(event_buffer) = event_buffer {
+                    event_buffer.push(message.into_text()).await;
                 }
             }
             _ => self.place().push(message.into_text()).await,
@@ -38,7 +38,7 @@ impl Session {
         let Some(session) = self.me.upgrade() else {
             return;
         };
-        let outlet = self.place();
+        let event_buffer = self.place();
         let id = question.id().unwrap_or("null").to_owned();
         let withdrawn = CancellationToken::new();
         if !self.register_question(&id, &withdrawn) {
@@ -62,12 +62,12 @@ impl Session {
             match judged.await {
                 Ok(question) => {
                     // The request during which it was asked may be over by now.
-                    let outlet = match outlet.is_closed() {
+                    let event_buffer = match event_buffer.is_closed() {
                         true => session.place(),
-                        false => outlet,
+                        false => event_buffer,
                     };
-                    if session.open_question(&id, &outlet) {
-                        outlet.push(question.into_text()).await;
+                    if session.open_question(&id, &event_buffer) {
+                        event_buffer.push(question.into_text()).await;
                     }
                 }
                 Err(denial) => {
@@ -93,11 +93,13 @@ impl Session {
     }
 
     /// Remembers where a question was asked; `false` where the server has withdrawn it.
-    fn open_question(&self, id: &str, outlet: &Arc<Outlet>) -> bool {
+    fn open_question(&self, id: &str, event_buffer: &Arc<EventBuffer>) -> bool {
         let mut state = self.state();
         let is_wanted = state.undecided.remove(id).is_some();
         if is_wanted {
-            state.questions.insert(id.to_owned(), Arc::clone(outlet));
+            state
+                .questions
+                .insert(id.to_owned(), Arc::clone(event_buffer));
         }
         is_wanted
     }
@@ -108,7 +110,7 @@ impl Session {
     }
 
     /// The server withdraws a question. Where the client was asked it, if it was.
-    fn withdraw_question(&self, id: &str) -> Option<Arc<Outlet>> {
+    fn withdraw_question(&self, id: &str) -> Option<Arc<EventBuffer>> {
         let mut state = self.state();
         if let Some(undecided) = state.undecided.remove(id) {
             undecided.cancel();
@@ -118,24 +120,24 @@ impl Session {
     }
 
     /// Where something belongs that names no request.
-    fn place(&self) -> Arc<Outlet> {
+    fn place(&self) -> Arc<EventBuffer> {
         if self.way == Way::OneStream {
             return Arc::clone(&self.standing);
         }
         let state = self.state();
         let newest = || state.sent().max_by_key(|open| open.number);
         match newest() {
-            Some(only) if state.sent().count() == 1 => Arc::clone(&only.outlet),
-            Some(newest) if !self.standing.is_read() => Arc::clone(&newest.outlet),
+            Some(only) if state.sent().count() == 1 => Arc::clone(&only.event_buffer),
+            Some(newest) if !self.standing.is_read() => Arc::clone(&newest.event_buffer),
             _ => Arc::clone(&self.standing),
         }
     }
 
     /// The request that a progress notification is about, with its client's own token.
-    fn progressed(&self, message: &Message) -> Option<(Arc<Outlet>, String)> {
+    fn progressed(&self, message: &Message) -> Option<(Arc<EventBuffer>, String)> {
         let token = message.param(&["progressToken"])?;
         let state = self.state();
-        let found = if self.commons.is_some() {
+        let found = if self.shared_process.is_some() {
             state.open.get(&token.parse::<u64>().ok()?)
         } else {
             let mut all = state.sent();
@@ -144,7 +146,7 @@ impl Session {
         let found = found?;
         let own = found.token.as_deref()?;
         let text = message.with_param(&["progressToken"], own);
-        Some((Arc::clone(&found.outlet), text))
+        Some((Arc::clone(&found.event_buffer), text))
     }
 }
 

@@ -17,9 +17,11 @@ use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
 use mcp::interceptor::Interceptor;
 use mcp::metrics::Metrics;
-use mcp::relay::{Relay, Stamps};
+use mcp::relay::{GatewayHookProbe, Relay};
 use mcp::room::Room;
-use mcp::server::{self, Demands, Door, House, ListenerRules, MetricsPath, Offers};
+use mcp::server::{
+    self, AuthConfig, Endpoints, ListenerRules, McpServer, MetricsPath, RequestSource,
+};
 use mcp::tools::Launchers;
 use policy::audit::AuditEvent;
 use policy::ports::AuditSink;
@@ -126,7 +128,7 @@ fn load(calls: &str, more: &Value) -> (Settings, PolicySnapshot) {
 }
 
 pub(crate) struct Fixture {
-    pub(crate) house: Arc<House>,
+    pub(crate) mcp_server: Arc<McpServer>,
     pub(crate) policy: Arc<CurrentPolicy>,
     pub(crate) operator: Arc<Operator>,
     pub(crate) tool: Arc<FakeTool>,
@@ -161,7 +163,7 @@ impl Fixture {
         let governance = Governance::new(Arc::clone(&policy), audit, metrics, contexts, questions);
         let relay = Relay {
             governance: governance.clone(),
-            stamps: Stamps(Arc::new(|| false)),
+            stamps: GatewayHookProbe(Arc::new(|| false)),
         };
         let launcher = Arc::new(FakeLauncher(Arc::clone(&tool)));
         let launchers = Launchers {
@@ -172,7 +174,7 @@ impl Fixture {
         let stop = CancellationToken::new();
         let bridge = Bridge::new(launchers, prints, relay, CancellationToken::new());
         bridge.apply(&settings);
-        let house = Arc::new(House {
+        let mcp_server = Arc::new(McpServer {
             bridge,
             hooks: Arc::new(Interceptor::new(governance, stop.clone())),
             room: Room::default(),
@@ -181,7 +183,7 @@ impl Fixture {
             health: Arc::new(|| (true, json!({}))),
         });
         Self {
-            house,
+            mcp_server,
             policy,
             operator,
             tool,
@@ -198,15 +200,15 @@ impl Fixture {
 
     /// Sends a request; returns when the head of the answer is there.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<Content> {
-        let door = Door::Network(ListenerRules {
+        let source = RequestSource::Network(ListenerRules {
             at: "127.0.0.1:8090".parse().unwrap(),
-            offers: Offers {
+            endpoints: Endpoints {
                 hooks: true,
                 tools: true,
             },
-            demands: Demands::of(&Settings::default()),
+            auth: AuthConfig::of(&Settings::default()),
         });
-        server::answer(&self.house, &door, request).await
+        server::answer(&self.mcp_server, &source, request).await
     }
 
     /// Posts `body` to `path`.

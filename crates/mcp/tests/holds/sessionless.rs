@@ -114,7 +114,7 @@ async fn client_that_hangs_up_ends_a_hold() {
 async fn removed_tool_ends_a_hold() {
     let fixture = Fixture::new();
     let held = call_held(&fixture).await;
-    fixture.house.bridge.apply(&Settings::default());
+    fixture.mcp_server.bridge.apply(&Settings::default());
     assert_eq!(read(held).await.reason(), "tool_denied");
     fixture.operator.wait_open(0).await;
     assert!(fixture.tool.calls().is_empty());

@@ -195,8 +195,8 @@ async fn end_of_session_tool_or_bridge_ends_a_hold() {
         match end {
             "session" => client.delete().await,
             "process" => fixture.tool.crash(),
-            "tool" => fixture.house.bridge.apply(&Settings::default()),
-            _ => soon(fixture.house.bridge.end(Instant::now())).await,
+            "tool" => fixture.mcp_server.bridge.apply(&Settings::default()),
+            _ => soon(fixture.mcp_server.bridge.end(Instant::now())).await,
         }
         fixture.operator.wait_open(0).await;
         let answer = read(held).await;
@@ -246,7 +246,7 @@ async fn reload_during_a_hold_decides_anew() {
 async fn definition_changed_during_a_hold_refuses_the_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
-    let prints = fixture.house.bridge.fingerprints();
+    let prints = fixture.mcp_server.bridge.fingerprints();
     prints.note("t", "echo", r#"{"name":"echo"}"#);
     let held = client.call_held(1).await;
     prints.note("t", "echo", r#"{"name":"echo","description":"other"}"#);

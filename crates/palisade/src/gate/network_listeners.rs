@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use config::Settings;
 use control::health::HealthRegistry;
-use egress::doors;
+use egress::listeners;
 use egress::services::Services;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{Ipv4PacketInfo, Ipv6RecvPacketInfo};
@@ -151,10 +151,11 @@ impl NetworkListeners {
             let serving = async move {
                 let served = match bound {
                     BoundSockets::Proxy(listener) => {
-                        doors::serve_shared(traffic, listener, stop, closed).await
+                        listeners::serve_shared(traffic, listener, stop, closed).await
                     }
                     BoundSockets::Names(datagrams, listener) => {
-                        doors::serve_shared_names(traffic, datagrams, listener, stop, closed).await
+                        listeners::serve_shared_names(traffic, datagrams, listener, stop, closed)
+                            .await
                     }
                 };
                 if let Err(error) = served {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use config::section::egress::DomainRule;
 use control::sandboxes::{Inside, ListenerHost};
-use egress::doors::{self, Door};
+use egress::listeners::{self, SandboxSocket};
 use egress::publish;
 use egress::services::Services;
 use policy::id::SandboxId;
@@ -71,9 +71,9 @@ impl ListenerHost for SandboxListeners {
         let doors = listeners
             .into_iter()
             .map(|listener| match listener.transport {
-                ListenerTransport::Tcp => Door::Stream(listener.socket),
-                ListenerTransport::Udp => Door::Datagram(listener.socket),
-                ListenerTransport::Closed => Door::Closed(listener.socket),
+                ListenerTransport::Tcp => SandboxSocket::Stream(listener.socket),
+                ListenerTransport::Udp => SandboxSocket::Datagram(listener.socket),
+                ListenerTransport::Closed => SandboxSocket::Closed(listener.socket),
             })
             .collect();
         let stop = self.stop.child_token();
@@ -87,7 +87,7 @@ impl ListenerHost for SandboxListeners {
         let (traffic, id) = (Arc::clone(&self.traffic), sandbox.clone());
         self.tasks.spawn_on(
             async move {
-                if let Err(error) = doors::serve(traffic, id.clone(), doors, stop).await {
+                if let Err(error) = listeners::serve(traffic, id.clone(), doors, stop).await {
                     tracing::error!(sandbox = %id, %error, "a sandbox is not served");
                 }
             },

@@ -20,9 +20,9 @@ use mcp::governance::Governance;
 use mcp::interceptor::Interceptor;
 use mcp::launch::Local;
 use mcp::metrics::Metrics;
-use mcp::relay::{Relay, Stamps};
+use mcp::relay::{GatewayHookProbe, Relay};
 use mcp::room::Room;
-use mcp::server::{self, Door, House, MetricsPath, Offers};
+use mcp::server::{self, Endpoints, McpServer, MetricsPath, RequestSource};
 use mcp::tools::Launchers;
 use policy::id::SandboxId;
 use policy::ports::{AuditSink, Content, ToolServer};
@@ -46,7 +46,12 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 #[async_trait::async_trait]
 impl ToolServer for Tools {
     async fn answer(&self, sandbox: &SandboxId, request: Request<Content>) -> Response<Content> {
-        server::answer(&self.house, &Door::Sandbox(sandbox.clone()), request).await
+        server::answer(
+            &self.mcp_server,
+            &RequestSource::Sandbox(sandbox.clone()),
+            request,
+        )
+        .await
     }
 }
 
@@ -73,7 +78,7 @@ pub struct McpDependencies {
 /// See the module.
 #[derive(Debug)]
 pub struct Tools {
-    house: Arc<House>,
+    mcp_server: Arc<McpServer>,
     governance: Governance,
     health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
@@ -100,7 +105,7 @@ impl Tools {
         let heard = Arc::clone(&interceptor);
         let relay = Relay {
             governance: governance.clone(),
-            stamps: Stamps(Arc::new(move || heard.heard_docker_lately())),
+            stamps: GatewayHookProbe(Arc::new(move || heard.heard_docker_lately())),
         };
         let launchers = Launchers {
             local: Arc::new(Local {
@@ -120,7 +125,7 @@ impl Tools {
             let table = table.clone();
             Arc::new(move || health(&health_registry, &governance, &table))
         };
-        let house = Arc::new(House {
+        let mcp_server = Arc::new(McpServer {
             bridge,
             hooks: interceptor,
             room: Room::default(),
@@ -130,11 +135,12 @@ impl Tools {
         });
         let health_registry = given.health_registry;
         let listeners = {
-            let (house, health_registry) = (Arc::clone(&house), Arc::clone(&health_registry));
-            Listeners::new(house, health_registry, table, stop.clone())
+            let (mcp_server, health_registry) =
+                (Arc::clone(&mcp_server), Arc::clone(&health_registry));
+            Listeners::new(mcp_server, health_registry, table, stop.clone())
         };
         let tools = Self {
-            house,
+            mcp_server,
             governance,
             health_registry,
             stop,
@@ -146,12 +152,12 @@ impl Tools {
 
     /// The servers.
     pub fn bridge(&self) -> &Arc<Bridge> {
-        &self.house.bridge
+        &self.mcp_server.bridge
     }
 
     /// Looks after sessions and what is remembered, until the stop.
     pub async fn look_after(&self) {
-        let bridge = &self.house.bridge;
+        let bridge = &self.mcp_server.bridge;
         tokio::select! {
             () = bridge.sweep() => {}
             () = bridge.fingerprints().keep() => {}
@@ -171,8 +177,8 @@ impl Tools {
     /// is whether a policy bundle decided about tool calls before.
     pub async fn apply(&self, settings: &Settings, listeners: PreparedListeners, governed: bool) {
         self.governance.follow(governed);
-        self.house.bridge.apply(settings);
-        self.house.metrics_path.replace(settings);
+        self.mcp_server.bridge.apply(settings);
+        self.mcp_server.metrics_path.replace(settings);
         self.note();
         self.listeners.apply(listeners).await;
     }
@@ -205,8 +211,8 @@ impl Tools {
     /// at `kill_at`.
     pub async fn drain(&self, kill_at: Instant) {
         self.stop.cancel();
-        self.house.bridge.end(kill_at).await;
-        self.house.bridge.fingerprints().write().await;
+        self.mcp_server.bridge.end(kill_at).await;
+        self.mcp_server.bridge.fingerprints().write().await;
         self.listeners.drain(LAST_ANSWERS).await;
     }
 }
@@ -250,11 +256,11 @@ fn health(
     listeners: &ListenerTable,
 ) -> (bool, serde_json::Value) {
     let report = health_registry.report([]);
-    let interceptor = listeners.check(|offers: &Offers| offers.hooks);
+    let interceptor = listeners.check(|endpoints: &Endpoints| endpoints.hooks);
     let task = report.tasks.get(TASK);
     let waiting = task.filter(|task| task.state == TaskState::Waiting);
     let bridge = listeners
-        .check(|offers: &Offers| offers.tools)
+        .check(|endpoints: &Endpoints| endpoints.tools)
         .and_then(|()| match waiting {
             Some(_) => Err("the task that ends unused sessions is being restarted".to_owned()),
             None => Ok(()),

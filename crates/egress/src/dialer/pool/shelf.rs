@@ -27,7 +27,7 @@ const MOST_LINES: usize = 8;
 const MOST_STREAMS: usize = 256;
 
 /// The connections of one sandbox to one route.
-pub(in crate::dialer) struct Shelf {
+pub(in crate::dialer) struct HostPool {
     pub(in crate::dialer) key: Key,
     state: Mutex<State>,
     /// Something was given back, or a dial ended.
@@ -103,7 +103,7 @@ pub(in crate::dialer) enum Checkout {
 /// The right to dial. Others may be waiting for the outcome: dropped without one, it lets the
 /// next of them dial.
 pub(in crate::dialer) struct Dial {
-    shelf: Arc<Shelf>,
+    shelf: Arc<HostPool>,
     /// Its number, if others wait for it; else it counts as busy.
     number: Option<u64>,
     done: bool,
@@ -111,12 +111,12 @@ pub(in crate::dialer) struct Dial {
 
 /// A request's hold on a connection.
 pub(in crate::dialer) struct Place {
-    shelf: Arc<Shelf>,
+    shelf: Arc<HostPool>,
     /// The connection it is a stream of; none on HTTP/1, where it is the whole of one.
     line: Option<Arc<Line>>,
 }
 
-impl Shelf {
+impl HostPool {
     pub(super) fn new(key: Key, pool: Weak<Pool>, kept: Arc<AtomicUsize>) -> Self {
         Self {
             key,
@@ -417,7 +417,7 @@ impl Line {
 }
 
 impl Place {
-    fn new(shelf: &Arc<Shelf>, line: Option<Arc<Line>>) -> Self {
+    fn new(shelf: &Arc<HostPool>, line: Option<Arc<Line>>) -> Self {
         Self {
             shelf: Arc::clone(shelf),
             line,

@@ -1,6 +1,6 @@
 //! What a request pays for: once, however often it is decided.
 
-use egress::upstream::HostReading;
+use egress::rate_limits::HostReading;
 use policy::answer::Answer;
 use policy::host::HostName;
 use testkit::resolver::Resolver;

@@ -12,7 +12,7 @@ use crate::context::TTL;
 use crate::fingerprint::Fingerprints;
 use crate::hold_terms::HoldTerms;
 use crate::launch::{Local, PATIENCE};
-use crate::relay::{Relay, Stamps};
+use crate::relay::{GatewayHookProbe, Relay};
 use crate::rpc::Message;
 use crate::tools::Launchers;
 
@@ -40,7 +40,7 @@ pub(super) fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
     };
     let relay = Relay {
         governance: interceptor.governance.clone(),
-        stamps: Stamps(Arc::new(|| true)),
+        stamps: GatewayHookProbe(Arc::new(|| true)),
     };
     let prints = Fingerprints::open(&place.path().join("tools.json")).unwrap();
     let bridge = Bridge::new(launchers, Arc::new(prints), relay, CancellationToken::new());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use config::Settings;
 use control::health::HealthRegistry;
 use mcp::ingress::{self, Ingress};
-use mcp::server::{Demands, House, ListenerRules, Offers};
+use mcp::server::{AuthConfig, Endpoints, ListenerRules, McpServer};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::ReusePort;
 use tokio::net::{TcpListener, TcpSocket};
@@ -30,7 +30,7 @@ const BACKLOG: u32 = 1024;
 /// Every listener of the hooks and the MCP server.
 #[derive(Debug)]
 pub struct Listeners {
-    house: Arc<House>,
+    mcp_server: Arc<McpServer>,
     health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
     /// Ends connections that are still open.
@@ -53,7 +53,7 @@ struct Table {
 #[derive(Clone, Debug)]
 struct Missing {
     why: String,
-    offers: Offers,
+    endpoints: Endpoints,
 }
 
 /// A listener that is served.
@@ -61,7 +61,7 @@ struct Missing {
 struct Open {
     /// Where it is: the system chooses for port 0.
     at: SocketAddr,
-    offers: Offers,
+    endpoints: Endpoints,
     ingress: Arc<Ingress>,
     socket: Weak<TcpListener>,
 }
@@ -70,8 +70,8 @@ struct Open {
 /// open has changed.
 #[derive(Debug)]
 pub struct PreparedListeners {
-    wanted: HashMap<SocketAddr, Offers>,
-    demands: Demands,
+    wanted: HashMap<SocketAddr, Endpoints>,
+    auth: AuthConfig,
     bound: Vec<(SocketAddr, TcpListener)>,
     missing: HashMap<SocketAddr, Missing>,
 }
@@ -79,10 +79,10 @@ pub struct PreparedListeners {
 impl ListenerTable {
     /// Checks, now, that what `offered` selects is served at every address that is configured
     /// for it.
-    pub fn check(&self, offered: fn(&Offers) -> bool) -> Result<(), String> {
+    pub fn check(&self, offered: fn(&Endpoints) -> bool) -> Result<(), String> {
         let table = self.lock();
-        let missing = table.missing.values().filter(|one| offered(&one.offers));
-        let open = table.open.values().filter(|one| offered(&one.offers));
+        let missing = table.missing.values().filter(|one| offered(&one.endpoints));
+        let open = table.open.values().filter(|one| offered(&one.endpoints));
         let ended = open.clone().filter(|one| !one.ingress.is_serving());
         let mut faults: Vec<String> = missing
             .map(|one| one.why.clone())
@@ -113,13 +113,13 @@ impl PreparedListeners {
 impl Listeners {
     /// Listens nowhere yet, and keeps what will be open in `table`.
     pub fn new(
-        house: Arc<House>,
+        mcp_server: Arc<McpServer>,
         health_registry: Arc<HealthRegistry>,
         table: ListenerTable,
         stop: CancellationToken,
     ) -> Self {
         Self {
-            house,
+            mcp_server,
             health_registry,
             stop,
             cut_off: CancellationToken::new(),
@@ -134,8 +134,8 @@ impl Listeners {
         let wanted = wanted(settings);
         let table = self.table.lock();
         let (mut bound, mut missing) = (Vec::new(), HashMap::new());
-        let new = |(at, _): &(&SocketAddr, &Offers)| !table.open.contains_key(at);
-        for (at, offers) in wanted.iter().filter(new) {
+        let new = |(at, _): &(&SocketAddr, &Endpoints)| !table.open.contains_key(at);
+        for (at, endpoints) in wanted.iter().filter(new) {
             // 127.0.0.1:8090 in the place of 0.0.0.0:8090: the old one is open until the new
             // one is in force.
             let leaving = table
@@ -148,14 +148,14 @@ impl Listeners {
                 Ok(listener) => bound.push((*at, listener)),
                 Err(error) => {
                     let why = format!("tools cannot be served at {at} ({error})");
-                    let offers = *offers;
-                    missing.insert(*at, Missing { why, offers });
+                    let endpoints = *endpoints;
+                    missing.insert(*at, Missing { why, endpoints });
                 }
             }
         }
         PreparedListeners {
             wanted,
-            demands: Demands::of(settings),
+            auth: AuthConfig::of(settings),
             bound,
             missing,
         }
@@ -177,26 +177,26 @@ impl Listeners {
     pub async fn apply(&self, prepared: PreparedListeners) {
         let PreparedListeners {
             wanted,
-            demands,
+            auth,
             bound,
             missing,
         } = prepared;
         let closing: Vec<Open> = {
             let mut table = self.table.lock();
             for (address, open) in &mut table.open {
-                if let Some(offers) = wanted.get(address) {
-                    open.follow(*offers, &demands);
+                if let Some(endpoints) = wanted.get(address) {
+                    open.follow(*endpoints, &auth);
                 }
             }
             for (address, socket) in bound {
-                let Some(offers) = wanted.get(&address) else {
+                let Some(endpoints) = wanted.get(&address) else {
                     continue;
                 };
                 let at = socket.local_addr().unwrap_or(address);
                 let rules = ListenerRules {
                     at,
-                    offers: *offers,
-                    demands: demands.clone(),
+                    endpoints: *endpoints,
+                    auth: auth.clone(),
                 };
                 table.open.insert(address, self.serve(socket, rules));
             }
@@ -229,36 +229,37 @@ impl Listeners {
     }
 
     fn serve(&self, socket: TcpListener, rules: ListenerRules) -> Open {
-        let ListenerRules { at, offers, .. } = rules;
-        let token = rules.demands.requires_token();
+        let ListenerRules { at, endpoints, .. } = rules;
+        let token = rules.auth.requires_token();
         tracing::info!(%at, token, "mcp listener opened");
         let socket = Arc::new(socket);
         let ingress = Ingress::new(rules, &self.stop, &self.cut_off);
         let open = Open {
             at,
-            offers,
+            endpoints,
             ingress: Arc::clone(&ingress),
             socket: Arc::downgrade(&socket),
         };
-        let house = Arc::clone(&self.house);
-        self.tasks.spawn(ingress::serve(house, socket, ingress));
+        let mcp_server = Arc::clone(&self.mcp_server);
+        self.tasks
+            .spawn(ingress::serve(mcp_server, socket, ingress));
         open
     }
 
     /// Posts what is open, and what is missing.
     fn report(&self) {
         let table = self.table.lock();
-        let at = |offered: fn(&Offers) -> bool| {
+        let at = |offered: fn(&Endpoints) -> bool| {
             let open = table
                 .open
                 .values()
-                .filter(move |open| offered(&open.offers));
+                .filter(move |open| offered(&open.endpoints));
             open.map(|open| open.at)
         };
         self.health_registry
-            .listening("interceptor", at(|offers| offers.hooks));
+            .listening("interceptor", at(|endpoints| endpoints.hooks));
         self.health_registry
-            .listening("mcp", at(|offers| offers.tools));
+            .listening("mcp", at(|endpoints| endpoints.tools));
         let missing = table.missing.values();
         let mut faults: Vec<&str> = missing.map(|one| one.why.as_str()).collect();
         faults.sort_unstable();
@@ -275,25 +276,25 @@ impl Listeners {
 
 impl Open {
     /// Puts new rules in force at an address that stays.
-    fn follow(&mut self, offers: Offers, demands: &Demands) {
-        self.offers = offers;
+    fn follow(&mut self, endpoints: Endpoints, auth: &AuthConfig) {
+        self.endpoints = endpoints;
         let rules = ListenerRules {
             at: self.at,
-            offers,
-            demands: demands.clone(),
+            endpoints,
+            auth: auth.clone(),
         };
         if self.ingress.replace(rules) {
-            let token = demands.requires_token();
+            let token = auth.requires_token();
             tracing::info!(at = %self.at, token, "mcp listener changed its rules");
         }
     }
 }
 
 /// Where `settings` want what, if there is something to serve.
-fn wanted(settings: &Settings) -> HashMap<SocketAddr, Offers> {
+fn wanted(settings: &Settings) -> HashMap<SocketAddr, Endpoints> {
     let mut wanted = HashMap::new();
     if settings.serves_mcp() {
-        let none = Offers {
+        let none = Endpoints {
             hooks: false,
             tools: false,
         };

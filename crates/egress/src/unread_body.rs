@@ -20,12 +20,12 @@ const PARTING: Duration = Duration::from_secs(10);
 const MOST_LEFT: usize = 256 * 1024 * 1024;
 
 /// A request's body that is read on for a while when it is dropped before its end.
-pub struct Leftover {
+pub struct UnreadBody {
     body: Option<Incoming>,
     is_wanted: bool,
 }
 
-impl Leftover {
+impl UnreadBody {
     /// `body` of a client that would not read the answer before it has sent all of it.
     pub fn drained(body: Incoming) -> Self {
         Self {
@@ -43,7 +43,7 @@ impl Leftover {
     }
 }
 
-impl Body for Leftover {
+impl Body for UnreadBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -68,7 +68,7 @@ impl Body for Leftover {
     }
 }
 
-impl Drop for Leftover {
+impl Drop for UnreadBody {
     fn drop(&mut self) {
         let Some(body) = self.body.take() else { return };
         if !self.is_wanted || body.is_end_stream() {

@@ -28,7 +28,7 @@ const TOTAL: Rate = Rate::every(
 
 /// The buckets and breakers of one sandbox.
 #[derive(Debug, Default)]
-pub struct Upstreams(Mutex<Table>);
+pub struct UpstreamLimits(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -114,7 +114,7 @@ pub fn label(settings: &Settings, host: &Host) -> String {
     }
 }
 
-impl Upstreams {
+impl UpstreamLimits {
     /// Takes a token for a request to `host`. Where limits are off, only the total counts.
     pub fn take(
         &self,

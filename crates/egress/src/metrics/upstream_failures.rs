@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::upstream::OTHER;
+use crate::rate_limits::OTHER;
 
 /// Labels with a failure count of their own: more than a configuration names, in all its
 /// versions.

@@ -16,7 +16,7 @@ const QUICK: Budget = Budget {
 
 /// A bundle whose decisions have consequences.
 #[derive(Debug)]
-pub struct Judge {
+pub struct PolicyBundle {
     bundle: Bundle,
     terms: Terms,
     failures: AtomicU64,
@@ -51,7 +51,7 @@ pub enum Outcome {
     Deny(Denial),
 }
 
-impl Judge {
+impl PolicyBundle {
     /// Puts a bundle at its post.
     pub fn new(bundle: Bundle, terms: Terms) -> Self {
         Self {

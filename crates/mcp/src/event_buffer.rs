@@ -22,7 +22,7 @@ const MOST_BYTES: usize = 4 * 1024 * 1024;
 /// How long what was heard is kept for a client that comes back.
 pub const KEPT: Duration = Duration::from_secs(60);
 
-/// One message of an outlet, and its number in it. The first is 1.
+/// One message of an event_buffer, and its number in it. The first is 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     /// Its place.
@@ -35,7 +35,7 @@ pub struct Said {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Outlet {
+pub struct EventBuffer {
     inner: Mutex<Inner>,
     /// Something was said, or it ended, or another reader came.
     news: Notify,
@@ -59,7 +59,7 @@ struct Inner {
     touched: Instant,
 }
 
-impl Default for Outlet {
+impl Default for EventBuffer {
     fn default() -> Self {
         Self {
             inner: Mutex::new(Inner {
@@ -78,7 +78,7 @@ impl Default for Outlet {
     }
 }
 
-impl Outlet {
+impl EventBuffer {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -170,7 +170,7 @@ impl Outlet {
         self.news.notify_waiters();
         self.room.notify_waiters();
         Reader {
-            outlet: Arc::clone(self),
+            event_buffer: Arc::clone(self),
             own,
         }
     }
@@ -216,10 +216,10 @@ impl Inner {
     }
 }
 
-/// One connection's ear. Dropping it leaves the outlet to the next.
+/// One connection's ear. Dropping it leaves the event_buffer to the next.
 #[derive(Debug)]
 pub struct Reader {
-    outlet: Arc<Outlet>,
+    event_buffer: Arc<EventBuffer>,
     own: u64,
 }
 
@@ -239,7 +239,7 @@ impl Reader {
     pub async fn next(&mut self, patience: Duration) -> Heard {
         let deadline = Instant::now() + patience;
         loop {
-            let news = self.outlet.news.notified();
+            let news = self.event_buffer.news.notified();
             tokio::pin!(news);
             news.as_mut().enable();
             if let Some(heard) = self.look() {
@@ -252,7 +252,7 @@ impl Reader {
     }
 
     fn look(&self) -> Option<Heard> {
-        let mut inner = self.outlet.lock();
+        let mut inner = self.event_buffer.lock();
         if inner.reader != Some(self.own) {
             return Some(Heard::Over);
         }
@@ -267,7 +267,7 @@ impl Reader {
                 inner.heard = said.number + 1;
                 inner.touched = Instant::now();
                 drop(inner);
-                self.outlet.room.notify_waiters();
+                self.event_buffer.room.notify_waiters();
                 Some(Heard::Said(said))
             }
             None if inner.closed => Some(Heard::Over),
@@ -278,14 +278,14 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut inner = self.outlet.lock();
+        let mut inner = self.event_buffer.lock();
         if inner.reader == Some(self.own) {
             inner.reader = None;
             inner.touched = Instant::now();
         }
         drop(inner);
-        self.outlet.room.notify_waiters();
-        self.outlet.news.notify_waiters();
+        self.event_buffer.room.notify_waiters();
+        self.event_buffer.news.notify_waiters();
     }
 }
 

@@ -13,13 +13,13 @@ use atomic_waker::AtomicWaker;
 
 /// The bell of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
+pub(super) struct WakeFlag {
     user: AtomicWaker,
     attended: AtomicBool,
     rung: AtomicBool,
 }
 
-impl Bell {
+impl WakeFlag {
     /// The user is there.
     pub(super) fn attend(&self, user: &Waker) {
         self.user.register(user);
@@ -44,7 +44,7 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -77,26 +77,26 @@ mod tests {
     fn a_user_who_is_there_is_told_and_one_who_left_is_woken_once() {
         let woken = Arc::new(Woken::default());
         let user = Waker::from(Arc::clone(&woken));
-        let bell = Arc::new(Bell::default());
-        let rope = Waker::from(Arc::clone(&bell));
+        let bell = Arc::new(WakeFlag::default());
+        let waker = Waker::from(Arc::clone(&bell));
         let times = || woken.0.load(Ordering::SeqCst);
 
         bell.attend(&user);
         assert!(!bell.answer());
-        rope.wake_by_ref();
+        waker.wake_by_ref();
         assert_eq!((bell.answer(), bell.answer(), times()), (true, false, 0));
-        rope.wake_by_ref();
+        waker.wake_by_ref();
         assert!(bell.leave(), "it rang before it was left");
         assert_eq!(times(), 0);
 
-        rope.wake_by_ref();
+        waker.wake_by_ref();
         assert_eq!(times(), 1);
         bell.attend(&user);
         assert!(bell.answer(), "what rang in between is not lost");
         assert!(!bell.leave());
 
         bell.forget();
-        rope.wake_by_ref();
+        waker.wake_by_ref();
         assert_eq!(times(), 1);
     }
 
@@ -105,10 +105,10 @@ mod tests {
         for _ in 0..2000 {
             let woken = Arc::new(Woken::default());
             let user = Waker::from(Arc::clone(&woken));
-            let bell = Arc::new(Bell::default());
-            let rope = Waker::from(Arc::clone(&bell));
+            let bell = Arc::new(WakeFlag::default());
+            let waker = Waker::from(Arc::clone(&bell));
             bell.attend(&user);
-            let ringer = std::thread::spawn(move || rope.wake());
+            let ringer = std::thread::spawn(move || waker.wake());
             let heard = bell.answer() | bell.leave();
             ringer.join().unwrap();
             let woke = woken.0.load(Ordering::SeqCst) > 0;

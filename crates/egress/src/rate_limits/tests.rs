@@ -45,7 +45,7 @@ fn labels_come_from_the_configuration_and_never_from_an_agent() {
 #[test]
 fn rejections_are_counted_by_label_and_start_at_zero() {
     let settings = settings();
-    let upstreams = Upstreams::default();
+    let upstreams = UpstreamLimits::default();
     let take = |name: &str| upstreams.take(&settings, &host(name), NOW).is_ok();
     let rejected = |label: &str| {
         let readings = upstreams.readings(&settings, NOW);
@@ -66,7 +66,7 @@ fn rejections_are_counted_by_label_and_start_at_zero() {
 #[test]
 fn hosts_below_a_wildcard_are_shown_by_their_worst_state() {
     let settings = settings();
-    let upstreams = Upstreams::default();
+    let upstreams = UpstreamLimits::default();
     for (name, outcome) in [
         ("a.wild.test", Outcome::Success),
         ("b.wild.test", Outcome::Failure),

@@ -3,14 +3,14 @@ use serde_json::json;
 use super::super::Module;
 use super::*;
 
-fn judge(text: &str, terms: Terms) -> Judge {
+fn judge(text: &str, terms: Terms) -> PolicyBundle {
     let module = Module {
         name: "policy.rego".to_owned(),
         text: format!("package http.authz\n{text}"),
     };
     let many: Vec<u32> = (0..300).collect();
     let bundle = Bundle::compile("mine", "http/authz", &[module], &json!({"many": many}));
-    Judge::new(bundle.unwrap(), terms)
+    PolicyBundle::new(bundle.unwrap(), terms)
 }
 
 const STRICT: Terms = Terms {

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::body::{Broken, Content};
 use crate::in_flight::InFlight;
-use crate::trail::{Tally, Trail};
+use crate::request_log::{RequestLog, Tally};
 
 /// Why a flow was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,7 +44,7 @@ enum Way {
     /// From the sandbox.
     Out(Arc<Tally>),
     /// To the sandbox: the record is written at the end.
-    In(Box<Trail>),
+    In(Box<RequestLog>),
     /// To a filter, behind which it is counted.
     Uncounted,
 }
@@ -59,7 +59,7 @@ where
 }
 
 /// What a sandbox receives.
-pub fn receiving<B>(body: B, trail: Trail, live: InFlight, patience: Duration) -> Content
+pub fn receiving<B>(body: B, trail: RequestLog, live: InFlight, patience: Duration) -> Content
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Broken>,
@@ -68,7 +68,7 @@ where
 }
 
 /// What a sandbox receives through filters: the idle timeout is inside them ([`arriving`]).
-pub fn filtered(body: Content, trail: Trail, live: InFlight) -> Content {
+pub fn filtered(body: Content, trail: RequestLog, live: InFlight) -> Content {
     Flow::new(body, None, Some(live), Way::In(Box::new(trail))).boxed_unsync()
 }
 

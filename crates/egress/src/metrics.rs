@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use policy::audit::AuditEvent;
 use policy::reason::Reason;
-use policy::repository::Errand;
+use policy::repository::RepositoryOperation;
 use policy::verdict::Word;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -25,7 +25,7 @@ const METHODS: [&str; 9] = [
 
 /// Counters and timers of the traffic. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Numbers {
+pub struct TrafficMetrics {
     requests: Family<RequestLabels, Counter>,
     durations: Family<VerdictLabels, Timer>,
     /// That of what was allowed, which is most: there is no need to look for it every time.
@@ -121,7 +121,7 @@ pub enum AnswerEnd {
     RefsRejected,
 }
 
-impl Default for Numbers {
+impl Default for TrafficMetrics {
     fn default() -> Self {
         // From a microsecond to some seconds.
         let stages: Family<StageLabels, Timer> =
@@ -151,7 +151,7 @@ impl Default for Numbers {
     }
 }
 
-impl Numbers {
+impl TrafficMetrics {
     /// Failures of upstreams.
     pub fn failures(&self) -> &UpstreamFailures {
         &self.failures
@@ -222,18 +222,18 @@ impl Numbers {
         let Some(operation) = event.operation.as_deref() else {
             return;
         };
-        let mut errands = Errand::ALL.into_iter();
-        let Some(errand) = errands.find(|errand| errand.as_str() == operation) else {
+        let mut kinds = RepositoryOperation::ALL.into_iter();
+        let Some(kind) = kinds.find(|kind| kind.as_str() == operation) else {
             return;
         };
-        let operation = errand.as_str();
+        let operation = kind.as_str();
         let labels = OperationLabels {
             operation,
             verdict: event.verdict.map_or("none", Word::as_str),
             outcome: GitOutcome::of(event, answer).as_str(),
         };
         self.operations.get_or_create(&labels).inc();
-        if errand == Errand::Push
+        if kind == RepositoryOperation::Push
             && event.verdict == Some(Word::Deny)
             && let Some(reason) = event.reason
         {

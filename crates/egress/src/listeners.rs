@@ -21,16 +21,16 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::caller::Caller;
+use crate::client_connection::ClientConnection;
 use crate::closed_ports;
 use crate::connection;
 use crate::datagram::Datagrams;
 use crate::dns;
 use crate::mirror_server::daemon;
-use crate::request::Opening;
+use crate::request::ConnectionInfo;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::source::Source;
-use crate::visit::Visit;
 
 /// The port on which queries arrive.
 pub const DNS: u16 = 53;
@@ -49,7 +49,7 @@ const BREATH: Duration = Duration::from_millis(100);
 
 /// A socket of a sandbox, as it was handed out.
 #[derive(Debug)]
-pub enum Door {
+pub enum SandboxSocket {
     /// A listening stream socket.
     Stream(OwnedFd),
     /// A datagram socket.
@@ -62,14 +62,14 @@ pub enum Door {
 pub async fn serve(
     services: Arc<Services>,
     sandbox: SandboxId,
-    doors: Vec<Door>,
+    doors: Vec<SandboxSocket>,
     stop: CancellationToken,
 ) -> Result<()> {
     let state = services.sandbox(&sandbox).map_err(std::io::Error::other)?;
     let tasks = TaskTracker::new();
     for door in doors {
         match door {
-            Door::Stream(socket) => {
+            SandboxSocket::Stream(socket) => {
                 let listener = listen(StdListener::from(socket))?;
                 if listener.local_addr()?.port() == DNS {
                     let accepting = accept_queries(
@@ -94,7 +94,7 @@ pub async fn serve(
                     accept_inside(services, state, listener, tasks.clone(), stop.clone());
                 tasks.spawn(until(stop.clone(), accepting));
             }
-            Door::Datagram(socket) => {
+            SandboxSocket::Datagram(socket) => {
                 let datagrams = Datagrams::new(socket)?;
                 let source = name_source(&services, &sandbox);
                 let names = Arc::clone(services.names());
@@ -102,7 +102,7 @@ pub async fn serve(
                 let stop = stop.clone();
                 tasks.spawn(dns::serve_datagrams(names, datagrams, source, audit, stop));
             }
-            Door::Closed(socket) => {
+            SandboxSocket::Closed(socket) => {
                 let watching =
                     closed_ports::watch(Arc::clone(&services), Arc::clone(&state), socket);
                 let sandbox = sandbox.clone();
@@ -221,10 +221,10 @@ async fn accept_inside(
         };
         // Every address is local on this side, so this is the one that the client meant.
         let meant = SocketAddr::new(meant.ip().to_canonical(), meant.port());
-        let visit = Visit {
+        let visit = ClientConnection {
             services: Arc::clone(&services),
             source: Source::Listener(Arc::clone(&sandbox)),
-            opening: Opening {
+            connection_info: ConnectionInfo {
                 peer: Some(peer),
                 meant: Some(meant),
                 tunnel: None,
@@ -252,7 +252,7 @@ async fn accept_git(
         let Ok(meant) = stream.local_addr() else {
             continue;
         };
-        let opening = Opening {
+        let connection_info = ConnectionInfo {
             peer: Some(peer),
             meant: Some(SocketAddr::new(meant.ip().to_canonical(), meant.port())),
             tunnel: None,
@@ -261,7 +261,7 @@ async fn accept_git(
         };
         let (services, sandbox, stop) = (Arc::clone(&services), Arc::clone(&sandbox), stop.clone());
         tasks.spawn(async move {
-            let serving = Box::pin(daemon::serve(&services, &sandbox, &opening, stream));
+            let serving = Box::pin(daemon::serve(&services, &sandbox, &connection_info, stream));
             stop.run_until_cancelled(serving).await;
             drop(place);
         });
@@ -324,10 +324,10 @@ async fn accept_shared(
         let Ok(place) = Arc::clone(places).try_acquire_owned() else {
             continue;
         };
-        let visit = Visit {
+        let visit = ClientConnection {
             services: Arc::clone(&services),
             source: Source::Address(Some(ip), sandbox),
-            opening: Opening {
+            connection_info: ConnectionInfo {
                 peer: Some(peer),
                 meant: None,
                 tunnel: None,

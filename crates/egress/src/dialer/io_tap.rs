@@ -22,16 +22,16 @@ use super::wire::Wire;
 const MOST_AT_ONCE: u64 = 24 * 1024;
 
 /// A connection, read in sips, that may have stopped to listen.
-pub(super) struct Tap {
+pub(super) struct IoTap {
     wire: Take<Wire>,
-    deaf: Deaf,
+    deaf: WriteClosed,
 }
 
 /// Whether the other side does not listen any more.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Deaf(Arc<AtomicBool>);
+pub(super) struct WriteClosed(Arc<AtomicBool>);
 
-impl Deaf {
+impl WriteClosed {
     pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -46,9 +46,9 @@ impl Deaf {
     }
 }
 
-impl Tap {
-    pub(super) fn new(wire: Wire) -> (Self, Deaf) {
-        let deaf = Deaf::default();
+impl IoTap {
+    pub(super) fn new(wire: Wire) -> (Self, WriteClosed) {
+        let deaf = WriteClosed::default();
         let tap = Self {
             wire: wire.take(MOST_AT_ONCE),
             deaf: deaf.clone(),
@@ -57,7 +57,7 @@ impl Tap {
     }
 }
 
-impl AsyncRead for Tap {
+impl AsyncRead for IoTap {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -68,7 +68,7 @@ impl AsyncRead for Tap {
     }
 }
 
-impl AsyncWrite for Tap {
+impl AsyncWrite for IoTap {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

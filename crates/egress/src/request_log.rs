@@ -9,7 +9,7 @@ use policy::id::RequestId;
 use policy::verdict::{Denial, Question, RuleName, Word};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::numbers::AnswerEnd;
+use crate::metrics::AnswerEnd;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::stage::Stage;
@@ -27,7 +27,7 @@ pub struct Tally {
 
 /// The record of one request. It is written when the trail is dropped, wherever that is:
 /// at the end of the answer's last byte, or where the client went away.
-pub struct Trail {
+pub struct RequestLog {
     /// What will be written.
     pub event: Box<AuditEvent>,
     /// The request's own name.
@@ -43,7 +43,7 @@ pub struct Trail {
     interrupted: bool,
 }
 
-impl Trail {
+impl RequestLog {
     /// Begins one. `place` is given back when the record is written.
     pub fn begin(
         services: &Arc<Services>,
@@ -77,7 +77,7 @@ impl Trail {
         let now = Instant::now();
         let took = now - self.last;
         self.last = now;
-        self.services.numbers().stage(stage, took);
+        self.services.metrics().stage(stage, took);
         let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
         self.event.ms.insert(stage.as_str(), ms);
     }
@@ -117,7 +117,7 @@ impl Trail {
     }
 
     /// Nothing was decided: what comes of it has records of its own.
-    pub fn nothing_to_say(mut self) {
+    pub fn discard(mut self) {
         self.silent = true;
     }
 
@@ -142,7 +142,7 @@ impl Trail {
     }
 }
 
-impl Drop for Trail {
+impl Drop for RequestLog {
     fn drop(&mut self) {
         if self.silent {
             return;
@@ -154,7 +154,7 @@ impl Drop for Trail {
         let took = self.begun.elapsed();
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
-        let numbers = self.services.numbers();
+        let numbers = self.services.metrics();
         numbers.request(&event, took);
         numbers.git(&event, self.answer_end());
         let place = self.place.take();
