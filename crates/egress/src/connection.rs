@@ -102,7 +102,7 @@ fn serve(visit: ClientConnection, io: Line, already: Bytes) -> Served {
             Ok(None) => {}
             // Whoever says nothing is told nothing, but it is on record where it went.
             Err(NegotiationError { host, denial }) => {
-                record_end(&visit, host.as_ref(), denial).await
+                record_end(&visit, host.as_ref(), denial).await;
             }
         }
     })

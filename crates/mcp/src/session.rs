@@ -479,7 +479,7 @@ impl Session {
             loop {
                 match reader.next(Duration::from_secs(3600)).await {
                     crate::event_buffer::Heard::Said(said) => {
-                        standing.push(said.text.to_string()).await
+                        standing.push(said.text.to_string()).await;
                     }
                     crate::event_buffer::Heard::Nothing => {}
                     crate::event_buffer::Heard::Over => return,
