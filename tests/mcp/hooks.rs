@@ -189,9 +189,13 @@ fn seed_000_audit_list_names_the_tool_of_a_call() {
     let session = bridge.session("fixture");
     session.text("test_simple_text", &json!({}));
     let listed = output::stdout(&bridge.gate_dir.run(&["audit", "list", "--kind", "mcp"]));
-    let ends = |what: &str| listed.lines().any(|line| line.trim_end().ends_with(what));
-    assert!(ends(" tools/call search"), "{listed}");
-    assert!(ends(" tools/call fixture test_simple_text"), "{listed}");
+    let row = |parts: &[&str]| {
+        let mut lines = listed.lines();
+        lines.any(|line| parts.iter().all(|part| line.contains(part)))
+    };
+    assert!(row(&[" tools/call search "]), "{listed}");
+    let called = [" fixture ", " tools/call test_simple_text "];
+    assert!(row(&called), "{listed}");
 }
 
 #[test]

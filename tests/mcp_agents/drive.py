@@ -219,9 +219,9 @@ async def transfers(session):
         message = await session.refused("download", source="made", to=to)
         assert message, message
     await session.refused("download", source="nothing")
-    assert "already there" in await session.fails("download", source="README.md")
+    assert "already exists" in await session.fails("download", source="README.md")
     message = await session.fails("download", source=".vscode")
-    assert "steer" in message, message
+    assert "configures tools" in message, message
     ok("download escapes")
 
     moved = await session.do("download", source="made", to="results/here")

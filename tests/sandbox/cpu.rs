@@ -119,7 +119,7 @@ fn a_limit_of_processors_is_enforced_or_refused(fixture: &SandboxFixture) {
     if fixture.gate_dir.operator() == Operator::Unprivileged {
         assert!(!output.status.success(), "{}", describe(&output));
         let complaint = output::stderr(&output);
-        let why = "sandbox.limits.cpus: a limit of 0.1 cannot be enforced: no cgroup of the cpu";
+        let why = "sandbox.limits.cpus: a limit of 0.1 cannot be enforced: no writable cgroup has the cpu";
         assert!(complaint.contains(why), "{complaint}");
         fixture.assert_nothing_left();
         return;
