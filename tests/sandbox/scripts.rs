@@ -226,7 +226,7 @@ fn refusals_have_the_exit_codes_of_the_table(fixture: &SandboxFixture) {
     fixture.fails(6, &["create", "other", "--backend", "docker"]);
     let table = fixture.ok(&["--help"]);
     assert!(
-        table.contains("4 exists\nalready, or its state forbids it"),
+        table.contains("4 already\nexists or wrong state"),
         "{table}"
     );
 }
