@@ -1,4 +1,4 @@
-//! How the gate is: one health_registry that every part writes its own line on.
+//! Health of the gate: one registry to which every part reports.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

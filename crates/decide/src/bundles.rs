@@ -41,7 +41,7 @@ impl Default for Bundles {
     }
 }
 
-/// What policies tell whoever asked, beside their decisions.
+/// What policies report to the caller beside their decisions.
 pub type Notes = Map<String, Value>;
 
 /// A message that bundles decide about, and may change where its kind allows that.

@@ -1,6 +1,6 @@
 //! The one decision: which checks a subject passes, in their order.
 //!
-//! To decide spends nothing: tokens of rate limits and tickets of breakers are taken by whoever
+//! To decide spends nothing: tokens of rate limits and tickets of breakers are taken by the code that
 //! admits a request. Checks of a head are synchronous; a decision is a future only where a policy
 //! bundle has to be evaluated, so that the common request neither allocates nor waits for it.
 
@@ -100,7 +100,7 @@ impl Decided {
         Self::new(denial.into(), check)
     }
 
-    /// The refusal, where it is one; a question counts as one that nobody answers.
+    /// The refusal, where it is one; a question counts as unattended.
     pub fn refusal(self) -> Result<RuleName, Denial> {
         match self.verdict {
             Verdict::Allow { rule } => Ok(rule),

@@ -27,10 +27,10 @@ const MAX_QUESTIONS: usize = 3;
 /// How often something is decided while the rules change under it.
 const MAX_ATTEMPTS: usize = 100;
 
-/// Somebody who answers questions. Until there are approvals, only tests have one.
+/// Answers questions. Until there are approvals, only tests have an answerer.
 #[async_trait]
 pub trait Answerer: Send + Sync + 'static {
-    /// Waits for the answer to `question`. Dropped where nobody waits for it any more.
+    /// Waits for the answer to `question`. Dropped when the request does not wait any more.
     async fn answer(&self, question: &Question) -> Answer;
 
     /// Raises a question whose asker does not wait.
@@ -47,12 +47,12 @@ impl Questions {
         Self(Some(answerer))
     }
 
-    /// Whether somebody answers.
+    /// Whether there is an answerer.
     pub fn is_attended(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Raises a question whose asker does not wait. Whether somebody answers.
+    /// Raises a question whose subject does not wait. Returns whether there is an answerer.
     pub fn raise(&self, question: &Question) -> bool {
         if let Some(answerer) = &self.0 {
             answerer.raise(question);

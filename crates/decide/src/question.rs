@@ -59,8 +59,8 @@ impl Asked {
         }));
     }
 
-    /// What becomes of the questions, where `find_answer` knows the answers: an approval, a refusal, or the question that is still
-    /// open. None where none was raised.
+    /// The outcome of the questions, with the answers that `find_answer` knows: an approval, a
+    /// refusal, or the question that is still open. None where none was raised.
     pub(crate) fn settle(
         self,
         find_answer: impl FnOnce(&Question) -> Option<Answer>,

@@ -1,4 +1,4 @@
-//! What is decided about: facts only. Whoever made them is responsible for their truth.
+//! Subjects of decisions: facts only. The caller is responsible for their truth.
 
 use std::sync::Arc;
 

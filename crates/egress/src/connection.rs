@@ -239,8 +239,8 @@ async fn negotiate_tls(
         passthrough::pass(visit, &sandbox, destination, &hello, io).await;
         return Ok(None);
     }
-    // A certificate for the name that was asked for, so that the refusal can be read; what
-    // does not negotiate is refused inside.
+    // A certificate for the name in the hello, so that the client can read the refusal; a name
+    // that does not agree with the tunnel is refused inside.
     let tunnel = visit
         .connection_info
         .tunnel

@@ -43,7 +43,7 @@ pub enum Authorized {
     Passthrough(Box<AuthorizedConnection>),
     /// Something of a mirror, as the operator configured it then.
     Mirror(Box<MirrorSettings>),
-    /// Something that waits for the operator's answer. It is decided anew by whoever waits.
+    /// Something that waits for the operator's answer. The task that waits decides it anew.
     Held,
 }
 

@@ -68,7 +68,7 @@ pub struct Parts {
     pub pack_reader: Option<Arc<dyn PackReader>>,
     /// The directory where bodies wait for their verdict.
     pub spool: PathBuf,
-    /// UpstreamLimits that are served as mirrors.
+    /// Upstreams that are served as mirrors.
     pub mirrors: Mirrors,
 }
 
@@ -288,7 +288,7 @@ impl Services {
                 &connection.answers,
             ),
             Authorized::Mirror(mirror) => (Subject::Mirror(MirrorFacts::Configured(mirror)), &none),
-            // Whoever waits decides anew.
+            // The task that waits decides anew.
             Authorized::Held => return Ok(()),
         };
         let cx = Cx {
@@ -338,7 +338,7 @@ impl Services {
         &self.spools
     }
 
-    /// UpstreamLimits that are served as mirrors.
+    /// Upstreams that are served as mirrors.
     pub fn mirrors(&self) -> &Mirrors {
         &self.mirrors
     }

@@ -104,9 +104,9 @@ fn with(status: StatusCode, kind: Option<&'static str>, body: Content) -> Respon
 /// How the events of a stream are numbered.
 #[derive(Clone, Debug)]
 pub enum Numbering {
-    /// `<event_buffer>-<number>`, and what comes first says where a client may go on.
+    /// `<stream>-<number>`, and what comes first says where a client may go on.
     EventBuffer {
-        /// Which event_buffer.
+        /// Which event buffer.
         event_buffer: u64,
         /// Whether there is such a first event; clients of older revisions take it for a
         /// message.

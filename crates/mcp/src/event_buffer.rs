@@ -22,7 +22,7 @@ const MOST_BYTES: usize = 4 * 1024 * 1024;
 /// How long what was heard is kept for a client that comes back.
 pub const KEPT: Duration = Duration::from_secs(60);
 
-/// One message of an event_buffer, and its number in it. The first is 1.
+/// One message of an event buffer, and its number in it. The first is 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     /// Its place.
@@ -216,7 +216,7 @@ impl Inner {
     }
 }
 
-/// One connection's ear. Dropping it leaves the event_buffer to the next.
+/// One connection's ear. Dropping it leaves the event buffer to the next.
 #[derive(Debug)]
 pub struct Reader {
     event_buffer: Arc<EventBuffer>,

@@ -1,4 +1,4 @@
-//! The source: who asks, whether they may, and which part answers.
+//! HTTP entry point: authenticates the caller and routes to hooks, bridge or health.
 //!
 //! [`answer`] is the whole list of what can be asked; read it top to bottom.
 
@@ -89,7 +89,7 @@ impl ListenerRules {
     }
 }
 
-/// The parts behind the source.
+/// The parts that answer requests.
 pub struct McpServer {
     /// Stdio servers.
     pub bridge: Arc<Bridge>,

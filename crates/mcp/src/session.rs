@@ -7,9 +7,9 @@
 //!                          └─ connections come and go; what is said meanwhile waits
 //! ```
 //!
-//! Every request has an event_buffer of its own, the stream of its POST; what belongs to none
-//! goes to the standing event_buffer, which a GET reads. A message goes to one of them and to no
-//! other: the event_buffer of the request it names, of the only request that is open, the standing
+//! Every request has an event buffer of its own, the stream of its POST; what belongs to none
+//! goes to the standing event buffer, which a GET reads. A message goes to one of them and to no
+//! other: the event buffer of the request it names, of the only request that is open, the standing
 //! one where somebody reads it, the newest request's.
 
 mod client_request;
@@ -44,7 +44,7 @@ const MOST_QUESTIONS: usize = 64;
 /// The most resources that one client has news of.
 const MOST_SUBSCRIBED: usize = 1000;
 
-/// The number of the standing event_buffer.
+/// The number of the standing event buffer.
 pub const STANDING: u64 = 0;
 
 /// How a client hears.
@@ -117,7 +117,7 @@ enum Start {
 /// Where the answer to a request will be.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// The event_buffer.
+    /// The event buffer.
     pub event_buffer: Arc<EventBuffer>,
     /// Its number in the session.
     pub number: u64,
@@ -240,7 +240,7 @@ impl Session {
         &self.standing
     }
 
-    /// The event_buffer of that number.
+    /// The event buffer of that number.
     pub fn event_buffer(&self, number: u64) -> Option<Arc<EventBuffer>> {
         if number == STANDING {
             return Some(Arc::clone(&self.standing));
@@ -286,7 +286,7 @@ impl Session {
         Attendance(Arc::clone(self))
     }
 
-    /// Forgets the event_buffer of a request that was answered whole.
+    /// Forgets the event buffer of a request that was answered whole.
     pub fn forget(&self, number: u64) {
         self.state().event_buffers.remove(&number);
     }
@@ -308,7 +308,7 @@ impl Session {
         self.standing.close();
     }
 
-    /// Takes a request to the server. The answer comes to the event_buffer. Returns as soon as the
+    /// Takes a request to the server. The answer comes to the event buffer. Returns as soon as the
     /// request was sent or refused, or waits for an operator's answer.
     pub async fn ask(
         self: &Arc<Self>,
@@ -452,7 +452,7 @@ impl Session {
     /// A place for the answer to a request.
     fn expect(&self, state: &mut SessionState) -> Expected {
         if self.way == Way::OneStream {
-            // The standing event_buffer never ends with an answer.
+            // The standing event buffer never ends with an answer.
             return Expected {
                 event_buffer: self.forwarding(),
                 number: STANDING,
@@ -471,7 +471,7 @@ impl Session {
         }
     }
 
-    /// An event_buffer whose messages come out of the standing one.
+    /// An event buffer whose messages come out of the standing one.
     fn forwarding(&self) -> Arc<EventBuffer> {
         let event_buffer = Arc::new(EventBuffer::default());
         let (mut reader, standing) = (event_buffer.read(0), Arc::clone(&self.standing));

@@ -1,4 +1,4 @@
-//! The state of one session: its open requests, their event_buffers, the server's questions and the
+//! The state of one session: its open requests, their event buffers, the server's questions and the
 //! client's subscriptions.
 
 use std::collections::{HashMap, HashSet};
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::event_buffer::EventBuffer;
 
-/// The most event_buffers that are kept for clients who come back.
+/// The most event buffers that are kept for clients who come back.
 const MOST_KEPT: usize = 64;
 
 /// The most bytes in them: 8 MiB.
@@ -40,7 +40,7 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    /// So many event_buffers are kept for clients who come back, and so many bytes in them; the
+    /// So many event buffers are kept for clients who come back, and so many bytes in them; the
     /// oldest go first.
     pub(crate) fn make_room(&mut self) {
         loop {

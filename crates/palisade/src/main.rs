@@ -6,7 +6,7 @@
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 #![expect(
     unreachable_pub,
-    reason = "a binary exports nothing; pub says what a module endpoints"
+    reason = "a binary exports nothing; pub says what a module offers"
 )]
 
 mod child_reaper;

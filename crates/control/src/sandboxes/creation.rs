@@ -1,4 +1,4 @@
-//! A sandbox from the create_plan to its being kept.
+//! Creates a sandbox, from its plan to the row that is kept.
 
 use std::sync::Arc;
 use std::time::Duration;

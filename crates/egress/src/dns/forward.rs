@@ -20,7 +20,7 @@ use super::Limits;
 use super::guest::Guest;
 use super::labels::LabelBudget;
 use super::recent::Recent;
-use super::upstream::{End, MOST_HOPS, Segment, UpstreamError, UpstreamLimits};
+use super::upstream::{End, MOST_HOPS, Segment, UpstreamError, UpstreamResolvers};
 
 /// The rule's name where an address is refused.
 const ADDRESS_RULE: &str = "dns:address";
@@ -49,7 +49,7 @@ pub(super) enum Forwarded {
 }
 
 pub(super) struct Forwarder {
-    upstreams: UpstreamLimits,
+    upstreams: UpstreamResolvers,
 }
 
 /// What upstreams said, and until when it holds.
@@ -80,7 +80,7 @@ impl From<UpstreamError> for Stop {
 impl Forwarder {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
-            upstreams: UpstreamLimits::new(limits.deadline),
+            upstreams: UpstreamResolvers::new(limits.deadline),
         }
     }
 

@@ -79,7 +79,7 @@ impl UpstreamError {
 type Pool = NameServerPool<TokioRuntimeProvider>;
 
 /// The resolvers as they are configured now.
-pub(super) struct UpstreamLimits {
+pub(super) struct UpstreamResolvers {
     patience: Duration,
     held: ArcSwap<Held>,
 }
@@ -90,7 +90,7 @@ struct Held {
     pool: Option<Pool>,
 }
 
-impl UpstreamLimits {
+impl UpstreamResolvers {
     /// Nobody yet; later resolvers that have `patience` for one answer.
     pub(super) fn new(patience: Duration) -> Self {
         Self {

@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(read(BARE, &failed, 100), expected);
         assert_eq!(read(Capabilities::default(), &whole, 100), expected);
         assert_eq!(read(BOTH, b"<html>ok refs/heads/a", 100), expected);
-        // ReceivePackSession is no report.
+        // Text on the progress band is no report.
         let mut spoken = Vec::new();
         line::write(&mut spoken, b"\x02000eunpack ok\n0014ok refs/heads/a\n");
         assert_eq!(read(BOTH, &spoken, 100), expected);

@@ -20,7 +20,7 @@ use crate::process::{Call, Gone, SendError};
 use crate::relay::Permitted;
 use crate::rpc::{Message, code};
 
-/// An open request. Dropping it frees its id and ends its event_buffer.
+/// An open request. Dropping it frees its id and ends its event buffer.
 pub(super) struct ClientRequest {
     pub(super) session: Arc<Session>,
     /// The server's answer will be here.
@@ -32,7 +32,7 @@ pub(super) struct ClientRequest {
 
 impl ClientRequest {
     /// Decides about the request, sends it and has its answer delivered. `flag` is set while it
-    /// waits for an operator's answer. Where it is set, errors go to the event_buffer.
+    /// waits for an operator's answer. Where it is set, errors go to the event buffer.
     pub(super) async fn send(
         self,
         message: Message,

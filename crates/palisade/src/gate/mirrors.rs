@@ -10,7 +10,7 @@ use egress::services::Services;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The check on the health_registry.
+/// The health check of mirrors.
 const CHECK: &str = "git_mirrors";
 
 /// How often the programs are looked for: they may be installed meanwhile.

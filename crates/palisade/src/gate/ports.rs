@@ -151,7 +151,7 @@ impl PackReader for PackReaderPort {
     }
 }
 
-/// The socket_owners of sandboxes, as the traffic asks them for programs.
+/// Looks up the program that owns a socket, at the init of its sandbox.
 #[derive(Clone, Debug)]
 pub struct SocketOwnerLookup(pub Namespace);
 

@@ -337,7 +337,7 @@ impl Reloader {
         changed
     }
 
-    /// Puts what an operator should know about `settings` on the health_registry and in the log.
+    /// Puts what an operator should know about `settings` in the health registry and in the log.
     pub fn announce(&self, settings: &Settings) {
         for warning in &settings.warnings {
             tracing::warn!(%warning, "the configuration was accepted with a warning");

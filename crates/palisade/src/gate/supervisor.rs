@@ -10,7 +10,7 @@
 //!                      └────────────────────────────────┘
 //! ```
 //!
-//! One sick task never takes the others down; its state is on the health health_registry.
+//! One sick task never takes the others down; its state is in the health registry.
 
 use std::future::Future;
 use std::sync::Arc;

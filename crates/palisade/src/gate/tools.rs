@@ -201,7 +201,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Notes on the health_registry what of the policies for tool calls is not in force.
+    /// Notes in the health registry what of the policies for tool calls is not in force.
     fn note(&self) {
         self.health_registry
             .note("mcp_policy", policy_gap(&self.governance));
