@@ -1,4 +1,4 @@
-# Every task of the house. `just` lists them.
+# Tasks of this repository. `just` lists them.
 
 export CARGO_TARGET_DIR := env("CARGO_TARGET_DIR", env("HOME") / ".cache/palisade/target")
 
@@ -45,52 +45,52 @@ kills count="1000":
 
 # Kill the gate and its launchers at random moments of create and delete
 crashes count="300":
-    PALISADE_CRASHES={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture killing_at_random_moments
+    PALISADE_CRASHES={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture kills_at_random_moments
 
-# That many sandboxes at once, with what they take of memory
+# Create `count` sandboxes at once and report their memory
 crowd count="200":
-    PALISADE_CROWD={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture a_crowd_of_sandboxes
+    PALISADE_CROWD={{count}} cargo nextest run --locked --package palisade --test sandbox --no-capture many_sandboxes_run_at_once
 
-# Commands of the host and of another sandbox beside one with that many spinning sessions: first with another build, if one is named, then with this one
+# Measure commands on the host and in another sandbox while one sandbox has `spinners` busy sessions: with the build `before`, if given, then with this one
 measure-cpu spinners="900" before="":
     cargo build --profile dist --locked --package palisade
-    for binary in {{before}} "$CARGO_TARGET_DIR/dist/palisade"; do PALISADE_BINARY="$binary" PALISADE_SPINNERS={{spinners}} cargo nextest run --locked --profile long --package palisade --test sandbox --test-threads 1 --no-capture a_sandbox_full_of_spinners || exit 1; done
+    for binary in {{before}} "$CARGO_TARGET_DIR/dist/palisade"; do PALISADE_BINARY="$binary" PALISADE_SPINNERS={{spinners}} cargo nextest run --locked --profile long --package palisade --test sandbox --test-threads 1 --no-capture spinning_sandbox_effect || exit 1; done
 
-# The long forms of the traffic tests: 2 GiB each way, 1 000 reloads under load, quiet streams
+# Long forms of the traffic tests: 2 GiB in each direction, 1 000 reloads under load, silent streams
 traffic-long mib="2048" reloads="1000" quiet="600":
-    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --locked --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|lessons/)'
+    PALISADE_BIG={{mib}} PALISADE_RELOADS={{reloads}} PALISADE_QUIET={{quiet}} cargo nextest run --locked --profile long --workspace --no-capture -E 'binary(traffic) and test(/streaming|reloading|regressions/)'
 
-# A command in the workbench that says that many MiB, and what memory that takes
+# Memory of the workbench while a command prints `mib` MiB
 measure-workbench mib="1024":
-    PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture much_output
+    PALISADE_OUTPUT_MIB={{mib}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture large_output
 
-# That many MCP clients that are suddenly gone: no server, no descriptor, no memory may be left
+# Disconnect `count` MCP clients abruptly: no server process, descriptor or memory may be left
 mcp-disconnects count="10000":
     cargo build --locked --package testkit --bin mcp-fixture
-    PALISADE_DISCONNECTS={{count}} cargo nextest run --locked --profile long --package palisade --test mcp --no-capture suddenly_gone
+    PALISADE_DISCONNECTS={{count}} cargo nextest run --locked --profile long --package palisade --test mcp --no-capture disconnected_clients
 
-# The workbench's find and grep beside ripgrep (installs it), on a tree of that many files
+# Compare the workbench's find and grep with ripgrep (installs it) on a tree of `files` files
 bench-workbench files="50000":
     command -v rg >/dev/null || apt-get install -y -qq --no-install-recommends ripgrep
-    PALISADE_FILES={{files}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture beside_ripgrep
+    PALISADE_FILES={{files}} cargo nextest run --locked --package palisade --test workbench --cargo-profile dist --no-capture compared_with_ripgrep
 
-# Fuzz every target for so long, or those that are named
+# Fuzz every target, or the named ones, for `seconds` each
 fuzz seconds="60" *targets:
     fuzz/run {{seconds}} {{targets}}
 
-# Bring the fuzz workspace's lock file up to ours, after a dependency has changed
+# Update the lock file of the fuzz workspace after a dependency has changed
 fuzz-lock:
     cp Cargo.lock fuzz/Cargo.lock
     cargo metadata --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 
-# Sandboxes beside bubblewrap and Docker, in one run (installs both; Docker needs a daemon)
+# Compare sandboxes with bubblewrap and Docker in one run (installs both; Docker needs a daemon)
 bench-sandboxes:
     command -v bwrap >/dev/null || apt-get install -y -qq bubblewrap
     command -v busybox >/dev/null || apt-get install -y -qq busybox-static
     -d=$(mktemp -d) && mkdir "$d/bin" && cp "$(command -v busybox)" "$d/bin/" && for a in true sleep sh; do ln -s busybox "$d/bin/$a"; done && tar -C "$d" -c . | docker import - palisade-bench; rm -r "$d"
     cargo bench --locked --profile dist --package sandbox --bench comparison
 
-# Instructions and allocations of the gate a request, by callgrind (installs valgrind): of another build, if one is named, and of this one
+# Instructions and allocations per request of the gate, by callgrind (installs valgrind): of the build `before`, if given, and of this one
 bench-instructions before="":
     command -v valgrind >/dev/null || apt-get install -y -qq --no-install-recommends valgrind
     command -v nginx >/dev/null || apt-get install -y -qq --no-install-recommends nginx-light
@@ -98,7 +98,7 @@ bench-instructions before="":
     cargo build --locked --profile dist --package palisade --package benches
     "$CARGO_TARGET_DIR/dist/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" {{ if before == "" { "" } else { "--before " + before } }} instructions
 
-# The gate's traffic beside nginx alone and as a reverse proxy, a no-op, mitmproxy and dnsmasq, in one run (installs them, and oha as a second client)
+# Compare the gate's traffic with nginx alone and as a reverse proxy, a no-op proxy, mitmproxy and dnsmasq in one run (installs them, and oha as a second client)
 bench-traffic *args:
     command -v nginx >/dev/null || apt-get install -y -qq --no-install-recommends nginx-light
     command -v dnsmasq >/dev/null || apt-get install -y -qq --no-install-recommends dnsmasq-base
@@ -109,7 +109,7 @@ bench-traffic *args:
     cargo build --locked --profile dist --package benches
     "$CARGO_TARGET_DIR/dist/bench-traffic" --palisade "$CARGO_TARGET_DIR/dist/palisade" --mitmdump {{mitmproxy}}/bin/mitmdump --noop {{noop}}/release/noop --oha {{oha}}/bin/oha {{args}}
 
-# A tool's call through the bridge beside plain pipes, supergateway and mcp-proxy, and the hooks, in one run (installs the peers)
+# Compare tool calls through the bridge with plain pipes, supergateway and mcp-proxy, and measure the hooks (installs the peers)
 bench-mcp *args:
     test -x {{mcp_peers}}/node_modules/.bin/supergateway || npm install --prefix {{mcp_peers}} --no-audit --no-fund --loglevel error supergateway@4.0.0 node@22.23.3
     test -x {{mcp_peers}}/venv/bin/mcp-proxy || { python3 -m venv {{mcp_peers}}/venv && {{mcp_peers}}/venv/bin/pip install -q mcp-proxy==0.13.0; }
@@ -117,18 +117,18 @@ bench-mcp *args:
     cargo build --locked --profile dist --package benches --package testkit
     PATH="{{mcp_peers}}/node_modules/.bin:$PATH" "$CARGO_TARGET_DIR/dist/bench-mcp" --palisade "$CARGO_TARGET_DIR/dist/palisade" --fixture "$CARGO_TARGET_DIR/dist/mcp-fixture" --supergateway {{mcp_peers}}/node_modules/.bin/supergateway --mcp-proxy {{mcp_peers}}/venv/bin/mcp-proxy {{args}}
 
-# Figures of the git side with 10 000 files
+# Measure workspaces, snapshots and merges with `files` files
 measure-git files="10000":
     PALISADE_FILES={{files}} cargo nextest run --locked --package sandbox --cargo-profile dist --no-capture measured
 
-# How long a push of that many MiB takes to read, and how much memory
+# Time and memory for checking a push of `mib` MiB
 measure-pack-reader mib="90":
     PALISADE_PUSH_MIB={{mib}} cargo nextest run --locked --package sandbox --cargo-profile dist --test pack_reader --no-capture measured
 
-# Clones and pushes of that many MiB through the gate, as it is given to people, and past it
+# Time clones and pushes of `mib` MiB with and without the gate (release build)
 measure-git-traffic mib="200":
     cargo build --locked --profile dist --package palisade
-    PALISADE_BINARY="$CARGO_TARGET_DIR/dist/palisade" PALISADE_GIT_MIB={{mib}} cargo nextest run --locked --profile long --workspace --no-capture -E 'package(palisade) and binary(=git) and test(much)'
+    PALISADE_BINARY="$CARGO_TARGET_DIR/dist/palisade" PALISADE_GIT_MIB={{mib}} cargo nextest run --locked --profile long --workspace --no-capture -E 'package(palisade) and binary(=git) and test(large_repository)'
 
 # Known vulnerabilities in dependencies (needs the advisory database, so not in CI)
 audit:

@@ -52,10 +52,13 @@ fn verify(gate_dir: &GateDir) -> (Option<i32>, String) {
 }
 
 #[test]
-fn one_flipped_byte_in_a_record_is_named() {
+fn verify_names_the_record_with_a_changed_byte() {
     let gate_dir = with_records();
-    let (code, said) = verify(&gate_dir);
-    assert!(code == Some(0) && said.starts_with("intact: "), "{said}");
+    let (code, printed) = verify(&gate_dir);
+    assert!(
+        code == Some(0) && printed.starts_with("intact: "),
+        "{printed}"
+    );
 
     let sql = rusqlite::Connection::open(gate_dir.database()).unwrap();
     let victim: i64 = sql
@@ -77,11 +80,11 @@ fn one_flipped_byte_in_a_record_is_named() {
     )
     .unwrap();
     drop(sql);
-    let (code, said) = verify(&gate_dir);
+    let (code, printed) = verify(&gate_dir);
     assert_eq!(code, Some(1));
     assert!(
-        said.starts_with("BROKEN: ") && said.contains(&victim.to_string()),
-        "{victim}: {said}"
+        printed.starts_with("BROKEN: ") && printed.contains(&victim.to_string()),
+        "{victim}: {printed}"
     );
 
     // The running gate reports the same.
@@ -96,7 +99,7 @@ fn one_flipped_byte_in_a_record_is_named() {
 }
 
 #[test]
-fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
+fn export_is_verified_and_a_changed_export_is_rejected() {
     let gate_dir = with_records();
     let _gate = gate_dir.start();
     let file = gate_dir.path().join("export.jsonl");
@@ -131,7 +134,7 @@ fn an_export_verifies_by_itself_and_a_changed_one_does_not() {
 }
 
 #[test]
-fn tail_shows_a_record_as_it_is_written() {
+fn tail_prints_new_records_immediately() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let mut tail = gate_dir
@@ -159,7 +162,7 @@ fn tail_shows_a_record_as_it_is_written() {
 }
 
 #[test]
-fn list_filters_and_explains_itself() {
+fn list_filters_records_and_rejects_invalid_filters() {
     let gate_dir = with_records();
     let _gate = gate_dir.start();
     let list = stdout(&gate_dir.run(&["audit", "list", "--sandbox", "c3"]));
@@ -193,7 +196,7 @@ fn list_filters_and_explains_itself() {
 }
 
 #[test]
-fn json_lines_hold_every_record_across_restarts() {
+fn json_lines_file_has_every_record_across_restarts() {
     let gate_dir = GateDir::new(PALISADE);
     let lines = gate_dir.path().join("audit.jsonl");
     gate_dir.write_config(&format!(
@@ -233,7 +236,7 @@ const HOSTILE: &str = "\u{7f}\u{85}\u{9b}31m\u{9d}\u{202e}\u{2066}\u{200b}\u{202
 
 /// Issue 14, number 6.
 #[test]
-fn json_on_a_terminal_holds_no_character_that_a_terminal_obeys() {
+fn json_on_a_terminal_escapes_control_characters() {
     let gate_dir = GateDir::new(PALISADE);
     let port = Port::take();
     let address = port.address();

@@ -15,7 +15,7 @@ use testkit::output::{stderr, stdout};
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 #[test]
-fn five_mistakes_are_reported_as_five_with_their_places() {
+fn config_check_reports_every_mistake_with_its_line() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(
         "version: \"1.0\"\n\
@@ -30,8 +30,8 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
     );
     let output = gate_dir.run(&["config", "check"]);
     assert_eq!(output.status.code(), Some(2));
-    let said = stderr(&output);
-    assert!(said.contains("5 problems in "), "{said}");
+    let printed = stderr(&output);
+    assert!(printed.contains("5 problems in "), "{printed}");
     for gate_dir in [
         "palisade.yaml:2:",
         "palisade.yaml:4:3",
@@ -39,9 +39,12 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
         "palisade.yaml:6:",
         "palisade.yaml:9:",
     ] {
-        assert!(said.contains(gate_dir), "{gate_dir} is not in:\n{said}");
+        assert!(
+            printed.contains(gate_dir),
+            "{gate_dir} is not in:\n{printed}"
+        );
     }
-    assert!(said.contains("did you mean 'allowlist'"), "{said}");
+    assert!(printed.contains("did you mean 'allowlist'"), "{printed}");
     let problems: Value =
         serde_json::from_str(&stdout(&gate_dir.run(&["config", "check", "--json"]))).unwrap();
     assert_eq!(problems["problems"].as_array().unwrap().len(), 5);
@@ -49,15 +52,15 @@ fn five_mistakes_are_reported_as_five_with_their_places() {
 
 /// Issue 14, number 7: `config check` accepted a scanner that does not exist.
 #[test]
-fn settings_that_nothing_enforces_are_refused_with_their_line() {
+fn setting_that_is_not_enforced_is_refused_with_its_line() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nscan:\n  outbound: deny\n");
     let output = gate_dir.run(&["config", "check"]);
-    let told = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let printed = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
     let sentence = "palisade.yaml:3:13: scan.outbound is not available in this version: nothing \
                     would enforce it; remove it, or set it to off";
-    assert!(told.contains(sentence), "{told}");
+    assert!(printed.contains(sentence), "{printed}");
     let output = gate_dir.run(&["gate", "run"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     // The starter file contains the same note.
@@ -69,7 +72,7 @@ fn settings_that_nothing_enforces_are_refused_with_their_line() {
 }
 
 #[test]
-fn init_writes_a_file_that_passes_and_never_overwrites() {
+fn init_writes_a_valid_file_and_never_overwrites() {
     let gate_dir = GateDir::new(PALISADE);
     std::fs::remove_file(gate_dir.config()).unwrap();
     assert!(gate_dir.run(&["config", "init"]).status.success());
@@ -83,7 +86,7 @@ fn init_writes_a_file_that_passes_and_never_overwrites() {
 }
 
 #[test]
-fn show_says_where_each_value_comes_from() {
+fn config_show_prints_the_source_of_each_value() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nlogging: { level: \"${LEVEL:-debug}\" }\n");
     let all = stdout(&gate_dir.run(&["config", "show"]));
@@ -96,7 +99,7 @@ fn show_says_where_each_value_comes_from() {
 }
 
 #[test]
-fn the_schema_is_json_schema() {
+fn config_schema_prints_a_json_schema() {
     let gate_dir = GateDir::new(PALISADE);
     let schema: Value =
         serde_json::from_str(&stdout(&gate_dir.run(&["config", "schema"]))).unwrap();
@@ -105,7 +108,7 @@ fn the_schema_is_json_schema() {
 }
 
 #[test]
-fn a_missing_variable_is_named_and_no_value_is_shown() {
+fn missing_environment_variable_is_named_in_the_error() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nsandbox: { env: [\"${NOT_SET_HERE}\"] }\n");
     let output = gate_dir.run(&["config", "check"]);
@@ -118,7 +121,7 @@ fn a_missing_variable_is_named_and_no_value_is_shown() {
 }
 
 #[test]
-fn a_secret_without_its_variable_is_a_warning() {
+fn secret_with_unset_variable_is_a_warning() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nsecrets: { key: \"${NOT_SET_HERE}\" }\n");
     let output = gate_dir.run(&["config", "check"]);
@@ -131,7 +134,7 @@ fn a_secret_without_its_variable_is_a_warning() {
 }
 
 #[test]
-fn a_named_file_that_is_not_there_is_an_error() {
+fn missing_configuration_file_given_explicitly_is_an_error() {
     let gate_dir = GateDir::new(PALISADE);
     std::fs::remove_file(gate_dir.config()).unwrap();
     let output = gate_dir.run(&["gate", "run"]);
@@ -144,7 +147,7 @@ fn a_named_file_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn trust_shows_the_file_asks_and_ends_with_one_changed_byte() {
+fn trust_shows_the_file_confirms_and_expires_on_change() {
     let gate_dir = GateDir::new(PALISADE);
     let repository = gate_dir.path().join("repository");
     std::fs::create_dir(&repository).unwrap();
@@ -177,6 +180,6 @@ fn trust_shows_the_file_asks_and_ends_with_one_changed_byte() {
     assert!(gate_dir.run(&["trust", "--revoke", path]).status.success());
     assert_eq!(
         stdout(&gate_dir.run(&["trust", "--list"])),
-        "nothing is trusted\n"
+        "no trusted repositories\n"
     );
 }

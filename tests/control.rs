@@ -40,7 +40,7 @@ fn seed(id: &str, ip: &str) -> Value {
 }
 
 #[test]
-fn a_registration_survives_a_kill_right_after_its_201() {
+fn registration_survives_a_kill_after_its_201() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let body = r#"{"container_ip":"172.18.0.5","container_id":"abc","repos":["o/r"]}"#;
@@ -83,8 +83,8 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 
     let gate = gate_dir.start();
     let opened = wait::until("the start-up statistics in the log", || {
-        let said = gate.stderr();
-        let mut lines = said.lines();
+        let log = gate.stderr();
+        let mut lines = log.lines();
         let line = lines.find(|line| line.contains("\"registry opened\""))?;
         serde_json::from_str::<Value>(line).ok()
     });
@@ -114,7 +114,7 @@ fn seed_003_start_prunes_expired_registrations_and_logs_how_many() {
 }
 
 #[test]
-fn the_eleventh_write_within_a_second_is_refused() {
+fn eleventh_registry_write_within_a_second_is_refused() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     // Refused bodies count as well. All requests are on one connection without waiting for
@@ -154,7 +154,7 @@ fn the_eleventh_write_within_a_second_is_refused() {
 }
 
 #[test]
-fn seed_003_internal_routes_answer_as_the_seed_says() {
+fn seed_003_internal_routes_return_the_specified_responses() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let missing = gate.request(
@@ -305,7 +305,7 @@ fn seed_003_registration_with_replace_takes_over_the_address() {
 
 // Issue 15, number 15.
 #[test]
-fn seed_003_health_reads_the_registry_when_asked() {
+fn seed_003_health_request_reads_the_registry() {
     let gate_dir = GateDir::new(PALISADE);
     let mut gate = gate_dir.start();
     let registered = gate.request("POST", "/internal/containers", &seed("a", "10.0.0.1"));
@@ -330,7 +330,7 @@ fn seed_003_health_reads_the_registry_when_asked() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_refused_and_changes_nothing() {
+fn oversized_request_body_is_refused_and_changes_nothing() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let mut large = seed("large", "10.0.0.1");
@@ -343,7 +343,7 @@ fn a_body_that_is_too_large_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn hostile_text_in_a_field_changes_nothing_but_that_field() {
+fn hostile_text_in_a_field_stays_in_that_field() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let hostile = "x'); DROP TABLE registration;--\n\u{1b}[2J\u{202e}\0\"}{${HOME}%s</script>";
@@ -374,7 +374,7 @@ fn hostile_text_in_a_field_changes_nothing_but_that_field() {
 }
 
 #[test]
-fn followers_who_never_leave_do_not_keep_everybody_else_out() {
+fn long_lived_audit_followers_do_not_block_other_clients() {
     let gate_dir = GateDir::new(PALISADE);
     let mut gate = gate_dir.start();
     let mut followers = Vec::new();
@@ -484,7 +484,7 @@ mod needs_root {
     /// As root the file modes can be opened up, so that the uid check itself is what
     /// stands between another user and the gate.
     #[test]
-    fn another_uid_is_refused_by_the_gate_itself() {
+    fn gate_refuses_clients_with_another_uid() {
         if !testkit::require_root("another uid") {
             return;
         }

@@ -24,13 +24,13 @@ use testkit::{http, wait};
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// Default number of kills.
-const SHORT: u32 = 40;
+const DEFAULT_KILLS: u32 = 40;
 
 /// A small deterministic generator: a failing run prints its seed.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl Rng {
+    fn next_below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -38,17 +38,17 @@ impl Dice {
     }
 }
 
-/// What the gate acknowledged to one client during one life.
+/// Writes that the gate acknowledged to one client before it was killed.
 #[derive(Default)]
-struct Told {
+struct Acknowledged {
     registered: Vec<String>,
     removed: Vec<String>,
     unclear: Vec<String>,
 }
 
 /// Registers, and sometimes removes, until the gate stops answering.
-fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Told {
-    let mut told = Told::default();
+fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64) -> Acknowledged {
+    let mut writes = Acknowledged::default();
     let mut doomed = previous.iter();
     for turn in 0_u32.. {
         let number = life * 4096 + turn % 4096;
@@ -63,42 +63,42 @@ fn load(socket: &Path, life: u32, previous: &[String], acknowledged: &AtomicU64)
             body.to_string().as_bytes(),
         ) {
             Ok(answer) if answer.status == 201 => {
-                told.registered.push(id);
+                writes.registered.push(id);
                 acknowledged.fetch_add(1, Ordering::Relaxed);
             }
             Ok(answer) if answer.status == 429 => {}
             Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
             Err(_) => {
-                told.unclear.push(id);
-                return told;
+                writes.unclear.push(id);
+                return writes;
             }
         }
         if turn % 4 == 3
             && let Some(id) = doomed.next()
         {
             match http::send(socket, "DELETE", &format!("/internal/containers/{id}"), b"") {
-                Ok(answer) if answer.status == 200 => told.removed.push(id.clone()),
+                Ok(answer) if answer.status == 200 => writes.removed.push(id.clone()),
                 Ok(answer) if answer.status == 429 => {}
                 Ok(answer) => panic!("{}: {}", answer.status, answer.text()),
                 Err(_) => {
-                    told.unclear.push(id.clone());
-                    return told;
+                    writes.unclear.push(id.clone());
+                    return writes;
                 }
             }
         }
     }
-    told
+    writes
 }
 
 #[test]
-fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
+fn killed_gate_loses_no_acknowledged_write() {
     let kills = std::env::var("PALISADE_KILLS")
         .ok()
         .and_then(|n| n.parse().ok())
-        .unwrap_or(SHORT);
+        .unwrap_or(DEFAULT_KILLS);
     let seed = u64::from(std::process::id()) << 20 | u64::from(kills);
     println!("{kills} kills, seed {seed}");
-    let mut dice = Dice(seed | 1);
+    let mut rng = Rng(seed | 1);
     let gate_dir = GateDir::new(PALISADE);
     let started = Instant::now();
     let mut live: Vec<String> = Vec::new();
@@ -109,7 +109,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     for life in 0..kills {
         // Before ready, right after it, or in the middle of the load, wherever that is on this
         // machine's disk.
-        let delay = Duration::from_micros(dice.roll(60_000));
+        let delay = Duration::from_micros(rng.next_below(60_000));
         let mut child = gate_dir
             .palisade(&["gate", "run"])
             .stdout(Stdio::null())
@@ -117,7 +117,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
             .spawn()
             .expect("the binary");
         let socket = gate_dir.control();
-        let (send, told) = mpsc::channel();
+        let (send, writes) = mpsc::channel();
         let recent: Vec<String> = live.iter().rev().take(3).cloned().collect();
         let (kill, killed) = mpsc::channel::<()>();
         let acknowledged = Arc::new(AtomicU64::new(0));
@@ -132,14 +132,14 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
             send.send(load(&socket, life, &recent, &count))
                 .expect("the test listens");
         });
-        let early = dice.roll(8) == 0;
+        let early = rng.next_below(8) == 0;
         if !early {
             wait::until("the socket", || {
                 socket_answers(&gate_dir.control()).then_some(())
             });
         }
         pause(delay);
-        let enough = if early { 0 } else { dice.roll(4) };
+        let enough = if early { 0 } else { rng.next_below(4) };
         wait::until("the load", || {
             (acknowledged.load(Ordering::Relaxed) >= enough).then_some(())
         });
@@ -147,12 +147,12 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         child.wait().expect("wait");
         kill.send(()).ok();
         loader.join().expect("the load");
-        if let Ok(told) = told.try_recv() {
-            live.retain(|id| !told.removed.contains(id) && !told.unclear.contains(id));
-            live.extend(told.registered.iter().cloned());
-            all.extend(told.registered);
-            gone.extend(told.removed);
-            unclear.extend(told.unclear);
+        if let Ok(writes) = writes.try_recv() {
+            live.retain(|id| !writes.removed.contains(id) && !writes.unclear.contains(id));
+            live.extend(writes.registered.iter().cloned());
+            all.extend(writes.registered);
+            gone.extend(writes.removed);
+            unclear.extend(writes.unclear);
         }
     }
 
@@ -192,10 +192,10 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
     let removed = recorded("unregistered");
     assert!(gone.iter().all(|id| removed.contains(id)));
     let verify = gate_dir.run(&["audit", "verify"]);
-    let said = String::from_utf8_lossy(&verify.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&verify.stdout).into_owned();
     assert!(
-        verify.status.success() && said.starts_with("intact:"),
-        "{said}"
+        verify.status.success() && printed.starts_with("intact:"),
+        "{printed}"
     );
     assert!(!gate_dir.state().join("registry.unavailable").exists());
     assert!(
@@ -204,7 +204,7 @@ fn killing_the_gate_at_random_moments_loses_nothing_it_acknowledged() {
         all.len()
     );
     println!(
-        "{kills} kills in {:?}: {} registrations acknowledged, {} removals, {} answers cut off; {said}",
+        "{kills} kills in {:?}: {} registrations acknowledged, {} removals, {} answers cut off; {printed}",
         started.elapsed(),
         all.len(),
         gone.len(),
@@ -223,7 +223,7 @@ fn pause(delay: Duration) {
 }
 
 #[test]
-fn the_database_opens_with_the_sqlite_shell_too() {
+fn database_opens_with_the_sqlite_shell() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let body = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});

@@ -31,13 +31,13 @@ impl Drop for Background<'_> {
 }
 
 #[test]
-fn a_gate_in_the_background_starts_answers_logs_and_stops() {
+fn background_gate_starts_responds_logs_and_stops() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     let output = gate_dir.run(&["gate", "status"]);
     assert_eq!(output.status.code(), Some(5));
     assert!(
-        stderr(&output).contains("no gate runs in"),
+        stderr(&output).contains("the gate is not running in"),
         "{}",
         stderr(&output)
     );
@@ -57,7 +57,7 @@ fn a_gate_in_the_background_starts_answers_logs_and_stops() {
         (&status["running"], &status["status"]),
         (&json!(true), &json!("healthy"))
     );
-    assert!(stdout(&gate_dir.run(&["gate", "logs"])).contains("the gate is up"));
+    assert!(stdout(&gate_dir.run(&["gate", "logs"])).contains("gate is up"));
 
     let before = status["pid"].clone();
     assert!(gate_dir.run(&["gate", "restart"]).status.success());
@@ -74,7 +74,7 @@ fn a_gate_in_the_background_starts_answers_logs_and_stops() {
 }
 
 #[test]
-fn commands_that_need_a_gate_start_one_and_agree_on_it() {
+fn concurrent_commands_start_one_gate_and_share_it() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     let children: Vec<_> = (0..4)
@@ -90,14 +90,14 @@ fn commands_that_need_a_gate_start_one_and_agree_on_it() {
     for child in children {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        assert_eq!(stdout(&output), "nothing is registered\n");
+        assert_eq!(stdout(&output), "no registrations\n");
     }
     let starts = stdout(&gate_dir.run(&["audit", "list", "--json"]));
     assert_eq!(starts.matches("gate_started").count(), 1, "{starts}");
 }
 
 #[test]
-fn the_command_line_registers_lists_and_removes() {
+fn registry_commands_add_list_and_remove() {
     let gate_dir = GateDir::new(PALISADE);
     let _gate = gate_dir.start();
     let add = [
@@ -129,7 +129,7 @@ fn the_command_line_registers_lists_and_removes() {
 }
 
 #[test]
-fn a_second_gate_in_the_same_directory_is_refused_and_the_first_lives_on() {
+fn second_gate_in_one_directory_is_refused() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let output = gate_dir.run(&["gate", "run"]);
@@ -143,7 +143,7 @@ fn a_second_gate_in_the_same_directory_is_refused_and_the_first_lives_on() {
 }
 
 #[test]
-fn two_gates_in_two_directories_do_not_disturb_each_other() {
+fn gates_in_two_directories_are_independent() {
     let (one, two) = (GateDir::new(PALISADE), GateDir::new(PALISADE));
     let (first, second) = (one.start(), two.start());
     let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
@@ -157,7 +157,7 @@ fn two_gates_in_two_directories_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_gate_does_not_take_the_socket_of_another() {
+fn gate_does_not_replace_the_socket_of_another_process() {
     let (one, two) = (GateDir::new(PALISADE), GateDir::new(PALISADE));
     let first = one.start();
     let control = one.control();
@@ -172,7 +172,7 @@ fn a_gate_does_not_take_the_socket_of_another() {
 }
 
 #[test]
-fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
+fn stale_socket_is_replaced_and_other_files_are_kept() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.start().kill();
     assert!(gate_dir.control().exists(), "a kill leaves the socket");
@@ -190,7 +190,7 @@ fn a_socket_left_behind_by_a_kill_is_replaced_and_another_file_is_not() {
 }
 
 #[test]
-fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
+fn first_signal_shuts_down_gracefully_and_cleans_up() {
     for signal in ["TERM", "INT"] {
         let gate_dir = GateDir::new(PALISADE);
         let mut gate = gate_dir.start();
@@ -208,7 +208,7 @@ fn the_first_signal_stops_in_order_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn the_second_signal_ends_it_at_once() {
+fn second_signal_ends_the_gate_immediately() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 60s }\n");
     let mut gate = gate_dir.start();
@@ -222,7 +222,7 @@ fn the_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn a_request_that_never_ends_is_cut_off_at_the_limit() {
+fn shutdown_cuts_off_an_endless_request_at_its_timeout() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 300ms }\n");
     let mut gate = gate_dir.start();
@@ -235,7 +235,7 @@ fn a_request_that_never_ends_is_cut_off_at_the_limit() {
 }
 
 #[test]
-fn a_wrong_configuration_stops_the_start_with_every_mistake() {
+fn invalid_configuration_prevents_the_start_and_lists_every_mistake() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nlogging: { level: loud }\nservr: {}\n");
     for command in [["gate", "run"], ["gate", "start"]] {
@@ -246,21 +246,21 @@ fn a_wrong_configuration_stops_the_start_with_every_mistake() {
             "{command:?}: {}",
             stderr(&output)
         );
-        let said = stderr(&output);
+        let printed = stderr(&output);
         assert!(
-            said.contains("palisade.yaml:2:") && said.contains("loud"),
-            "{said}"
+            printed.contains("palisade.yaml:2:") && printed.contains("loud"),
+            "{printed}"
         );
         assert!(
-            said.contains("palisade.yaml:3:1") && said.contains("did you mean 'server'"),
-            "{said}"
+            printed.contains("palisade.yaml:3:1") && printed.contains("did you mean 'server'"),
+            "{printed}"
         );
     }
     assert_eq!(gate_dir.run(&["gate", "status"]).status.code(), Some(5));
 }
 
 #[test]
-fn a_state_directory_open_to_others_is_refused() {
+fn state_directory_accessible_to_others_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let gate_dir = GateDir::new(PALISADE);
     std::fs::create_dir(gate_dir.state()).unwrap();
@@ -271,7 +271,7 @@ fn a_state_directory_open_to_others_is_refused() {
 }
 
 #[test]
-fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
+fn corrupt_database_is_set_aside_and_traffic_refused_until_restore() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let row = json!({"container_ip": "10.0.0.1", "container_id": "a", "repos": []});
@@ -356,7 +356,7 @@ fn a_broken_database_is_set_aside_and_everything_is_refused_until_told() {
 }
 
 #[test]
-fn the_binary_teaches_without_a_gate() {
+fn help_commands_work_without_a_gate() {
     let gate_dir = GateDir::new(PALISADE);
     let help = stdout(&gate_dir.run(&["--help"]));
     assert!(
@@ -399,7 +399,7 @@ fn ticks(pid: u32) -> u64 {
 }
 
 #[test]
-fn an_idle_gate_is_idle() {
+fn idle_gate_uses_almost_no_processor_time() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let (before, started) = (ticks(gate.pid()), Instant::now());
@@ -414,20 +414,22 @@ fn an_idle_gate_is_idle() {
 }
 
 #[test]
-fn a_hangup_in_the_first_moment_is_a_reload_and_not_the_end() {
+fn early_hangup_signal_reloads_and_does_not_kill() {
     for _ in 0..3 {
         let gate_dir = GateDir::new(PALISADE);
         let gate = gate_dir.start();
         gate.signal("HUP");
         wait::until("the reload", || {
-            gate.stderr().contains("was reloaded").then_some(())
+            gate.stderr()
+                .contains("configuration reloaded")
+                .then_some(())
         });
         assert_eq!(gate.get("/internal/health").status, 200);
     }
 }
 
 #[test]
-fn a_second_gate_is_kept_out_even_when_the_lock_file_is_gone() {
+fn second_gate_is_refused_without_the_lock_file() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     std::fs::remove_file(gate_dir.state().join("lock")).unwrap();
@@ -441,7 +443,7 @@ fn a_second_gate_is_kept_out_even_when_the_lock_file_is_gone() {
 }
 
 #[test]
-fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
+fn signal_after_a_stop_request_is_not_the_second() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nserver: { shutdown_timeout: 2s }\n");
     let mut gate = gate_dir.start();
@@ -456,7 +458,7 @@ fn a_signal_after_a_request_to_stop_is_not_the_second_signal() {
 }
 
 #[test]
-fn a_gate_that_does_not_answer_is_reported_and_can_be_ended() {
+fn unresponsive_gate_is_reported_and_can_be_killed() {
     let gate_dir = GateDir::new(PALISADE);
     let mut gate = gate_dir.start();
     gate.signal("STOP");
@@ -473,7 +475,7 @@ fn a_gate_that_does_not_answer_is_reported_and_can_be_ended() {
 }
 
 #[test]
-fn a_configuration_that_appears_later_is_taken_and_named() {
+fn configuration_file_created_later_is_loaded_and_named() {
     let gate_dir = GateDir::new(PALISADE);
     let usual = gate_dir.path().join(".config/palisade/palisade.yaml");
     let palisade = |args: &[&str]| {
@@ -507,7 +509,7 @@ fn a_configuration_that_appears_later_is_taken_and_named() {
 }
 
 #[test]
-fn scripts_get_json_and_a_closed_stderr_is_no_crash() {
+fn json_output_works_with_closed_stderr() {
     let gate_dir = GateDir::new(PALISADE);
     std::fs::write(gate_dir.path().join(".palisade.yaml"), "ports: [3000]\n").unwrap();
     let repository = gate_dir.path().to_str().unwrap();

@@ -18,7 +18,7 @@ use testkit::output::{stderr, stdout};
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// A gate directory, an upstream with a workflow, and a clone of it.
-struct Desk {
+struct CheckFixture {
     gate_dir: GateDir,
     clone: PathBuf,
 }
@@ -52,7 +52,7 @@ fn token() -> String {
     format!("{}_{}", "ghp", "q7Rk2VbX9sLm4ZtYc1WdNf8HgJpA3uE5oTi6")
 }
 
-impl Desk {
+impl CheckFixture {
     fn new() -> Self {
         let gate_dir = GateDir::new(PALISADE);
         let upstream = gate_dir.path().join("upstream");
@@ -81,7 +81,7 @@ impl Desk {
     }
 
     /// The response as JSON, and the exit code.
-    fn judged(&self, args: &[&str]) -> (Value, i32) {
+    fn check_json(&self, args: &[&str]) -> (Value, i32) {
         let output = self.check(&[args, &["--json"]].concat());
         let answer = serde_json::from_slice(&output.stdout);
         let answer = answer.unwrap_or_else(|_| panic!("{}{}", stdout(&output), stderr(&output)));
@@ -90,7 +90,7 @@ impl Desk {
 
     /// The reasons of every refusal.
     fn reasons(&self, args: &[&str]) -> Vec<String> {
-        let (answer, code) = self.judged(args);
+        let (answer, code) = self.check_json(args);
         let whole = answer["denials"].as_array().unwrap().iter();
         let refs = answer["refs"].as_array().unwrap().iter();
         let refs = refs.map(|one| &one["denial"]).filter(|one| !one.is_null());
@@ -110,61 +110,64 @@ fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_push_is_judged_before_it_is_made() {
-    let desk = Desk::new();
-    desk.commit("src/work.rs", "fn main() {}\n");
-    let output = desk.check(RANGE);
+fn git_check_reports_refusals_before_a_push() {
+    let fixture = CheckFixture::new();
+    fixture.commit("src/work.rs", "fn main() {}\n");
+    let output = fixture.check(RANGE);
     assert!(
         output.status.success(),
         "{}{}",
         stdout(&output),
         stderr(&output)
     );
-    let said = stdout(&output);
-    assert!(said.starts_with("allowed: "), "{said}");
-    assert!(said.contains("refs/heads/palisade/fix"), "{said}");
+    let printed = stdout(&output);
+    assert!(printed.starts_with("allowed: "), "{printed}");
+    assert!(printed.contains("refs/heads/palisade/fix"), "{printed}");
     // The same commits under other names, and by another author.
-    assert_eq!(desk.reasons(&with(&["--ref", "main"])), ["git_protected"]);
     assert_eq!(
-        desk.reasons(&with(&["--ref", "refs/notes/x"])),
+        fixture.reasons(&with(&["--ref", "main"])),
+        ["git_protected"]
+    );
+    assert_eq!(
+        fixture.reasons(&with(&["--ref", "refs/notes/x"])),
         ["git_namespace"]
     );
-    assert_eq!(desk.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
+    assert_eq!(fixture.reasons(&with(&["--auth-mode", "bot"])), [""; 0]);
     let bot = with(&["--auth-mode", "bot", "--ref", "fix"]);
-    assert_eq!(desk.reasons(&bot), ["git_namespace"]);
+    assert_eq!(fixture.reasons(&bot), ["git_namespace"]);
     // A branch that exists upstream, created by this sandbox or not.
     git(
-        &desk.clone,
+        &fixture.clone,
         &[
             "update-ref",
             "refs/remotes/origin/palisade/fix",
             "origin/main",
         ],
     );
-    assert_eq!(desk.reasons(RANGE), ["git_protected"]);
-    assert_eq!(desk.reasons(&with(&["--own"])), [""; 0]);
+    assert_eq!(fixture.reasons(RANGE), ["git_protected"]);
+    assert_eq!(fixture.reasons(&with(&["--own"])), [""; 0]);
 }
 
 #[test]
-fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
-    let desk = Desk::new();
-    desk.commit("src/settings.env", &format!("TOKEN={}\n", token()));
-    std::fs::remove_file(desk.clone.join("src/settings.env")).unwrap();
-    desk.commit("other", "x\n");
-    let output = desk.check(RANGE);
+fn secret_is_reported_by_rule_and_location_only() {
+    let fixture = CheckFixture::new();
+    fixture.commit("src/settings.env", &format!("TOKEN={}\n", token()));
+    std::fs::remove_file(fixture.clone.join("src/settings.env")).unwrap();
+    fixture.commit("other", "x\n");
+    let output = fixture.check(RANGE);
     assert_eq!(output.status.code(), Some(7));
-    let said = stdout(&output);
+    let printed = stdout(&output);
     for part in [
         "refused",
         "secret_found",
         "github-token",
         "'src/settings.env'",
     ] {
-        assert!(said.contains(part), "{part} is not in {said}");
+        assert!(printed.contains(part), "{part} is not in {printed}");
     }
-    assert!(!said.contains(&token()), "{said}");
+    assert!(!printed.contains(&token()), "{printed}");
     let option = format!("note={}", token());
-    desk.commit("third", "x\n");
+    fixture.commit("third", "x\n");
     let late = [
         "--range",
         "HEAD~1..HEAD",
@@ -173,11 +176,12 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
         "-o",
         &option,
     ];
-    assert_eq!(desk.reasons(&late), ["secret_found"]);
+    assert_eq!(fixture.reasons(&late), ["secret_found"]);
     // Without enforcement the finding is reported and not refused.
-    desk.gate_dir
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: note }\n");
-    let (answer, code) = desk.judged(RANGE);
+    let (answer, code) = fixture.check_json(RANGE);
     assert_eq!((code, answer["secrets"].as_array().unwrap().len()), (0, 1));
     assert!(
         answer["notes"][0]
@@ -185,106 +189,116 @@ fn a_secret_is_named_by_its_rule_and_place_and_never_shown() {
             .unwrap()
             .contains("github-token")
     );
-    desk.gate_dir
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\ngit: { scan: off }\n");
-    assert_eq!(desk.judged(RANGE).0["secrets"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        fixture.check_json(RANGE).0["secrets"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
 }
 
 #[test]
-fn the_rules_are_those_of_the_gate() {
-    let desk = Desk::new();
-    desk.commit("noise", &"0123456789abcdef".repeat(64));
+fn git_check_uses_the_gates_rules() {
+    let fixture = CheckFixture::new();
+    fixture.commit("noise", &"0123456789abcdef".repeat(64));
     // A branch that upstream has is open where the operator lists it.
     let has = [
         "update-ref",
         "refs/remotes/origin/palisade/fix",
         "origin/main",
     ];
-    git(&desk.clone, &has);
-    assert_eq!(desk.reasons(RANGE), ["git_protected"]);
-    desk.gate_dir
+    git(&fixture.clone, &has);
+    assert_eq!(fixture.reasons(RANGE), ["git_protected"]);
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\ngit: { pushable: [\"palisade/*\"] }\n");
-    assert_eq!(desk.reasons(RANGE), [""; 0]);
+    assert_eq!(fixture.reasons(RANGE), [""; 0]);
     // The operator's own limits.
     let limits = "git: { push_limits: { warning_bytes: 1, hard_limit_bytes: 100 } }\n";
-    std::fs::write(desk.gate_dir.path().join("policy.yaml"), limits).unwrap();
-    desk.gate_dir.write_config(
+    std::fs::write(fixture.gate_dir.path().join("policy.yaml"), limits).unwrap();
+    fixture.gate_dir.write_config(
         "version: \"1.0\"\negress: { policy: policy.yaml }\ngit: { pushable: [\"palisade/*\"] }\n",
     );
-    assert_eq!(desk.reasons(RANGE), ["git_size"]);
+    assert_eq!(fixture.reasons(RANGE), ["git_size"]);
 }
 
 #[test]
-fn a_workflow_is_left_alone() {
-    let desk = Desk::new();
-    desk.commit("README.md", "words\n");
-    assert_eq!(desk.reasons(RANGE), [""; 0]);
-    desk.commit(".github/workflows/ci.yml", "on: pull_request_target\n");
-    assert_eq!(desk.reasons(RANGE), ["git_path"]);
-    let (answer, _) = desk.judged(RANGE);
-    let told = answer["denials"][0]["told"].as_str().unwrap();
-    assert!(!told.contains(".github"), "{told}");
-    desk.gate_dir
+fn changed_workflow_is_reported() {
+    let fixture = CheckFixture::new();
+    fixture.commit("README.md", "words\n");
+    assert_eq!(fixture.reasons(RANGE), [""; 0]);
+    fixture.commit(".github/workflows/ci.yml", "on: pull_request_target\n");
+    assert_eq!(fixture.reasons(RANGE), ["git_path"]);
+    let (answer, _) = fixture.check_json(RANGE);
+    let message = answer["denials"][0]["told"].as_str().unwrap();
+    assert!(!message.contains(".github"), "{message}");
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\ngit: { restricted_paths: [Makefile] }\n");
-    assert_eq!(desk.reasons(RANGE), [""; 0]);
+    assert_eq!(fixture.reasons(RANGE), [""; 0]);
 }
 
 #[test]
-fn rewritten_history_is_told_where_that_matters() {
-    let desk = Desk::new();
-    desk.commit("a", "1");
+fn rewritten_history_is_reported_if_refused() {
+    let fixture = CheckFixture::new();
+    fixture.commit("a", "1");
     git(
-        &desk.clone,
+        &fixture.clone,
         &["update-ref", "refs/remotes/origin/palisade/fix", "HEAD"],
     );
-    git(&desk.clone, &["commit", "-q", "--amend", "-m", "other"]);
-    assert_eq!(desk.reasons(&with(&["--own"])), [""; 0]);
-    desk.gate_dir
+    git(&fixture.clone, &["commit", "-q", "--amend", "-m", "other"]);
+    assert_eq!(fixture.reasons(&with(&["--own"])), [""; 0]);
+    fixture
+        .gate_dir
         .write_config("version: \"1.0\"\ngit: { deny_force_push: true }\n");
-    assert_eq!(desk.reasons(&with(&["--own"])), ["git_protected"]);
+    assert_eq!(fixture.reasons(&with(&["--own"])), ["git_protected"]);
 }
 
 #[test]
-fn a_bundle_is_judged_with_what_it_builds_on() {
-    let desk = Desk::new();
-    let file = desk.gate_dir.path().join("work.bundle");
+fn bundle_is_checked_together_with_its_prerequisites() {
+    let fixture = CheckFixture::new();
+    let file = fixture.gate_dir.path().join("work.bundle");
     let file = file.to_str().unwrap();
     // A long file with one change: git sends only the delta.
     let text = "words and words\n".repeat(200);
-    desk.commit("README.md", &format!("{text}{}\n", "new"));
+    fixture.commit("README.md", &format!("{text}{}\n", "new"));
     git(
-        &desk.clone,
+        &fixture.clone,
         &["bundle", "create", "-q", file, "origin/main..palisade/fix"],
     );
-    assert_eq!(desk.reasons(&["--bundle", file]), [""; 0]);
+    assert_eq!(fixture.reasons(&["--bundle", file]), [""; 0]);
     assert_eq!(
-        desk.reasons(&["--bundle", file, "--ref", "main"]),
+        fixture.reasons(&["--bundle", file, "--ref", "main"]),
         ["git_protected"]
     );
-    let elsewhere = desk.gate_dir.path().to_str().unwrap();
-    let alone = desk
+    let elsewhere = fixture.gate_dir.path().to_str().unwrap();
+    let alone = fixture
         .gate_dir
         .run(&["git", "check", "--bundle", file, "--repo", elsewhere]);
     assert_eq!(alone.status.code(), Some(3));
     assert!(stderr(&alone).contains("--repo"), "{}", stderr(&alone));
-    desk.commit("README.md", &format!("{text}{}\n", token()));
+    fixture.commit("README.md", &format!("{text}{}\n", token()));
     git(
-        &desk.clone,
+        &fixture.clone,
         &["bundle", "create", "-q", file, "origin/main..palisade/fix"],
     );
-    assert_eq!(desk.reasons(&["--bundle", file]), ["secret_found"]);
+    assert_eq!(fixture.reasons(&["--bundle", file]), ["secret_found"]);
     // A bundle that was tampered with is refused, not believed.
     let mut bytes = std::fs::read(file).unwrap();
     let middle = bytes.len() - 40;
     bytes[middle] ^= 0xff;
     std::fs::write(file, bytes).unwrap();
-    assert_eq!(desk.reasons(&["--bundle", file]), ["git_malformed"]);
+    assert_eq!(fixture.reasons(&["--bundle", file]), ["git_malformed"]);
 }
 
 #[test]
-fn a_bundle_of_a_sha_256_repository_is_judged() {
-    let desk = Desk::new();
-    let other = desk.gate_dir.path().join("other");
+fn bundle_of_a_sha256_repository_is_checked() {
+    let fixture = CheckFixture::new();
+    let other = fixture.gate_dir.path().join("other");
     std::fs::create_dir(&other).unwrap();
     git(
         &other,
@@ -296,27 +310,27 @@ fn a_bundle_of_a_sha_256_repository_is_judged() {
     let file = other.join("all.bundle");
     let file = file.to_str().unwrap();
     git(&other, &["bundle", "create", "-q", file, "palisade/fix"]);
-    assert_eq!(desk.reasons(&["--bundle", file]), [""; 0]);
+    assert_eq!(fixture.reasons(&["--bundle", file]), [""; 0]);
 }
 
 #[test]
-fn mistakes_say_what_to_do() {
-    let desk = Desk::new();
-    desk.commit("a", "1");
-    git(&desk.clone, &["checkout", "-q", "--detach"]);
-    for (args, code, said) in [
+fn invalid_arguments_are_refused_with_a_remedy() {
+    let fixture = CheckFixture::new();
+    fixture.commit("a", "1");
+    git(&fixture.clone, &["checkout", "-q", "--detach"]);
+    for (args, code, printed) in [
         (&[][..], 2, "--range"),
         (RANGE, 2, "--ref"),
         (&["--range", "nowhere..HEAD"], 3, "nowhere"),
         (&["--bundle", "/nonexistent"], 3, "cannot open"),
-        (&["--bundle", "/etc/passwd"], 2, "no usable bundle"),
+        (&["--bundle", "/etc/passwd"], 2, "not a valid git bundle"),
         (
             &["--range", "origin/main..HEAD", "--ref", "a..b"],
             2,
             "--ref",
         ),
     ] {
-        let output = desk.check(args);
+        let output = fixture.check(args);
         assert_eq!(
             output.status.code(),
             Some(code),
@@ -324,7 +338,7 @@ fn mistakes_say_what_to_do() {
             stderr(&output)
         );
         assert!(
-            stderr(&output).contains(said),
+            stderr(&output).contains(printed),
             "{args:?}: {}",
             stderr(&output)
         );

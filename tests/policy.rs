@@ -44,7 +44,7 @@ fn input(gate_dir: &Path, value: &Value) -> String {
 }
 
 #[test]
-fn every_bundle_of_the_house_passes_its_tests() {
+fn every_shipped_bundle_passes_its_tests() {
     let gate_dir = GateDir::new(PALISADE);
     let policies = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../policies");
     let mut count = 0;
@@ -54,17 +54,25 @@ fn every_bundle_of_the_house_passes_its_tests() {
         let checked = gate_dir.run(&["policy", "check", path]);
         assert_eq!(checked.status.code(), Some(0), "{}", stderr(&checked));
         let tested = gate_dir.run(&["policy", "test", path]);
-        let said = stdout(&tested);
-        assert_eq!(tested.status.code(), Some(0), "{said}{}", stderr(&tested));
-        assert!(said.lines().count() >= 4, "{said}");
-        assert!(said.lines().all(|line| line.starts_with("pass ")), "{said}");
+        let printed = stdout(&tested);
+        assert_eq!(
+            tested.status.code(),
+            Some(0),
+            "{printed}{}",
+            stderr(&tested)
+        );
+        assert!(printed.lines().count() >= 4, "{printed}");
+        assert!(
+            printed.lines().all(|line| line.starts_with("pass ")),
+            "{printed}"
+        );
         count += 1;
     }
     assert!(count >= 5);
 }
 
 #[test]
-fn a_failing_test_is_told_with_its_place_and_what_it_printed() {
+fn failing_test_is_reported_with_location_and_output() {
     let gate_dir = GateDir::new(PALISADE);
     let tests = "package mcp.authz_test
 
@@ -82,16 +90,16 @@ test_wrong if {
     let dir = bundle(home.path(), &files);
     let tested = gate_dir.run(&["policy", "test", &dir]);
     assert_eq!(tested.status.code(), Some(1));
-    let said = stdout(&tested);
+    let printed = stdout(&tested);
     assert!(
-        said.contains("pass   mcp.authz_test.test_reading\n"),
-        "{said}"
+        printed.contains("pass   mcp.authz_test.test_reading\n"),
+        "{printed}"
     );
     assert!(
-        said.contains("FAIL   mcp.authz_test.test_wrong  policy_test.rego:7\n"),
-        "{said}"
+        printed.contains("FAIL   mcp.authz_test.test_wrong  policy_test.rego:7\n"),
+        "{printed}"
     );
-    assert!(said.contains("the name is write"), "{said}");
+    assert!(printed.contains("the name is write"), "{printed}");
     assert!(stderr(&tested).contains("2 tests, 1 failed"));
     let json: Value =
         serde_json::from_str(&stdout(&gate_dir.run(&["policy", "test", &dir, "--json"]))).unwrap();
@@ -104,9 +112,9 @@ test_wrong if {
 }
 
 #[test]
-fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
+fn bundle_errors_are_reported_with_file_and_line() {
     let gate_dir = GateDir::new(PALISADE);
-    for (text, said) in [
+    for (text, printed) in [
         ("package mcp.authz\n\nallow := ", "policy.rego:3"),
         ("package mcp.authz\nallow if http.send({}).x", "http.send"),
         (
@@ -121,7 +129,7 @@ fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
             let output = gate_dir.run(&["policy", command, &dir]);
             assert_eq!(output.status.code(), Some(2), "{text}");
             assert!(
-                stderr(&output).contains(said),
+                stderr(&output).contains(printed),
                 "{text}: {}",
                 stderr(&output)
             );
@@ -132,7 +140,7 @@ fn what_is_wrong_with_a_bundle_is_said_with_file_and_line() {
 }
 
 #[test]
-fn check_reads_the_bundles_of_the_configuration() {
+fn policy_check_reads_the_configured_bundles() {
     let gate_dir = GateDir::new(PALISADE);
     let home = tempfile::tempdir().unwrap();
     let dir = bundle(home.path(), &[("policy.rego", POLICY)]);
@@ -142,7 +150,7 @@ fn check_reads_the_bundles_of_the_configuration() {
     let output = gate_dir.run(&["policy", "check"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stdout(&output).contains("good: ok, data.mcp.authz.decision"));
-    assert!(stderr(&output).contains("lost: there is nothing at its entrypoint git/push"));
+    assert!(stderr(&output).contains("lost: entrypoint git/push not found"));
     let input = input(home.path(), &json!({"name": "read"}));
     let output = gate_dir.run(&["policy", "eval", "--bundle", "good", "--input", &input]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -151,7 +159,7 @@ fn check_reads_the_bundles_of_the_configuration() {
 }
 
 #[test]
-fn a_decision_is_printed_and_explained() {
+fn policy_eval_prints_and_explains_a_decision() {
     let gate_dir = GateDir::new(PALISADE);
     let home = tempfile::tempdir().unwrap();
     let dir = bundle(
@@ -169,18 +177,18 @@ fn a_decision_is_printed_and_explained() {
         );
         let output = gate_dir.run(&["policy", "eval", &dir, "--input", &input]);
         assert_eq!(output.status.code(), Some(code), "{name}");
-        let said: Value = serde_json::from_str(&stdout(&output)).unwrap();
-        assert_eq!(said["decision"], decision);
+        let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(report["decision"], decision);
         assert!(stdout(&output).starts_with("{\n  \"decision\""));
-        assert_eq!(said["entrypoint"], "data.mcp.authz.decision");
+        assert_eq!(report["entrypoint"], "data.mcp.authz.decision");
         if decision == "redact" {
-            assert_eq!(said["redacted"], json!({"key": "[redacted]", "x": 1}));
+            assert_eq!(report["redacted"], json!({"key": "[redacted]", "x": 1}));
         }
     }
     let input = input(home.path(), &json!({"name": "write"}));
     let output = gate_dir.run(&["policy", "explain", &dir, "--input", &input]);
     assert_eq!(output.status.code(), Some(7));
-    let said = stdout(&output);
+    let report = stdout(&output);
     for line in [
         "data.mcp.authz.decision: block",
         "  reason    only reading",
@@ -189,6 +197,6 @@ fn a_decision_is_printed_and_explained() {
         "not in this input:",
         "  input.agent_id",
     ] {
-        assert!(said.contains(line), "{line} is not in:\n{said}");
+        assert!(report.contains(line), "{line} is not in:\n{report}");
     }
 }

@@ -52,7 +52,7 @@ fn reloads(gate: &GateProcess<'_>, status: &str) -> u64 {
 }
 
 #[test]
-fn a_change_is_live_however_it_was_written() {
+fn configuration_change_is_detected_however_it_is_written() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
 
@@ -74,7 +74,7 @@ fn a_change_is_live_however_it_was_written() {
 
 /// Kubernetes mounts a link to a link to a directory, and replaces the middle one.
 #[test]
-fn a_swapped_link_in_the_path_is_noticed() {
+fn replaced_symlink_in_the_path_is_detected() {
     let gate_dir = GateDir::new(PALISADE);
     let dir = gate_dir.path();
     for (version, level) in [("v1", "info"), ("v2", "debug")] {
@@ -117,7 +117,7 @@ fn seed_003_edited_allowlist_takes_effect_without_restart() {
 }
 
 #[test]
-fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
+fn invalid_change_keeps_old_settings_and_is_reported() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(&with_level("debug"));
     let gate = gate_dir.start();
@@ -161,7 +161,7 @@ fn a_bad_change_keeps_the_old_settings_and_everybody_hears_of_it() {
 }
 
 #[test]
-fn a_hangup_signal_and_the_command_reload_at_once() {
+fn hangup_signal_and_reload_command_reload_immediately() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     gate_dir.write_config(&with_level("debug"));
@@ -169,14 +169,14 @@ fn a_hangup_signal_and_the_command_reload_at_once() {
     wait_for_level(&gate, "debug");
     gate_dir.write_config(&with_level("warn"));
     let output = gate_dir.run(&["config", "reload"]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         output.status.success(),
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
     // Either this call applied the change or the watcher was faster.
-    assert!(said.contains("reloaded"), "{said}");
+    assert!(printed.contains("reloaded"), "{printed}");
     assert_eq!(value(&gate, "/logging/level"), "warn");
 }
 
@@ -238,7 +238,7 @@ fn property_08_configuration_hot_reload_atomicity() {
 /// written in place, piece by piece: a reader between two pieces sees a valid file with
 /// an old end or none.
 #[test]
-fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
+fn partially_written_configuration_never_takes_effect() {
     let gate_dir = GateDir::new(PALISADE);
     let version = |n: u32| {
         let mut text = format!(
@@ -292,7 +292,7 @@ fn of_a_hundred_writes_the_last_wins_and_no_half_of_one_is_ever_seen() {
 }
 
 #[test]
-fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
+fn constantly_changing_file_is_never_loaded_and_blocks_nothing() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     let done = AtomicBool::new(false);
@@ -314,7 +314,7 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
             );
         }
         gate.signal("HUP");
-        wait::until("the hangup to be heard", || {
+        wait::until("the hangup to be handled", || {
             gate.stderr().contains("SIGHUP").then_some(())
         });
         done.store(true, Ordering::Relaxed);
@@ -326,12 +326,12 @@ fn a_file_that_never_holds_still_is_never_taken_and_holds_nobody_up() {
 /// The gate's decision about a request.
 fn trial(gate_dir: &GateDir, url: &str) -> String {
     let output = gate_dir.run(&["policy", "try", url, "--json"]);
-    let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    said["verdict"].as_str().unwrap_or_default().to_owned()
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    report["verdict"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
+fn changed_bundle_takes_effect_and_broken_one_does_not() {
     let gate_dir = GateDir::new(PALISADE);
     let file = gate_dir.path().join("mine/policy.rego");
     let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
@@ -377,7 +377,7 @@ fn a_policy_bundle_that_changes_is_in_force_and_a_broken_one_is_not() {
 }
 
 #[test]
-fn other_resolvers_of_the_system_are_noticed() {
+fn changed_system_resolvers_are_detected() {
     let gate_dir = GateDir::new(PALISADE);
     let file = gate_dir.path().join("resolv.conf");
     std::fs::write(&file, "nameserver 192.0.2.1\n").unwrap();
@@ -391,7 +391,7 @@ fn other_resolvers_of_the_system_are_noticed() {
 
 // Issue 14, number 10.
 #[test]
-fn a_refused_reload_changes_nothing_whichever_step_fails() {
+fn refused_reload_changes_nothing_at_any_failing_step() {
     let gate_dir = GateDir::new(PALISADE);
     let (proxy, tools, busy) = (Port::take(), Port::take(), Port::take());
     let _taken = TcpListener::bind(busy.address()).unwrap();
@@ -424,7 +424,7 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
     let new = "new.example";
     let steps = [
         ("cannot listen", text(new, &busy, &tools, "", "")),
-        ("cannot be served", text(new, &proxy, &busy, "", "")),
+        ("for tools", text(new, &proxy, &busy, "", "")),
         (
             "bad.pem",
             text(new, &proxy, &tools, ", extra_roots: [bad.pem]", ""),
@@ -436,9 +436,9 @@ fn a_refused_reload_changes_nothing_whichever_step_fails() {
     for (why, text) in steps {
         gate_dir.write_config(&text);
         let output = gate_dir.run(&["config", "reload"]);
-        let told = output::stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{why}: {told}");
-        assert!(told.contains(why), "{why}: {told}");
+        let printed = output::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{why}: {printed}");
+        assert!(printed.contains(why), "{why}: {printed}");
         assert_eq!(holds(), before, "{why}");
     }
     assert!(!nowhere.exists());
@@ -482,7 +482,7 @@ fn address_in_use_at_start_degrades_its_listener_alone() {
 
 // Issue 14, number 10.
 #[test]
-fn every_address_of_a_shared_network_is_listed() {
+fn health_lists_every_listener_of_a_shared_network() {
     let gate_dir = GateDir::new(PALISADE);
     let (proxy, dns) = (Port::take(), Port::take());
     let (proxy, dns) = (proxy.address().port(), dns.address().port());

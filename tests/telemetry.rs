@@ -24,7 +24,7 @@ fn row(id: &str) -> Value {
 }
 
 #[test]
-fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
+fn configured_secret_never_appears_in_the_log() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(
         "version: \"1.0\"\nsecrets: { api_key: \"${THE_KEY}\" }\nlogging: { format: json }\n",
@@ -41,9 +41,9 @@ fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
             .contains("\"message\":\"registered\"")
             .then_some(())
     });
-    let said = gate.stderr();
-    assert!(said.contains("[redacted: secrets.api_key]"), "{said}");
-    assert!(!said.contains("sekrit-0123456789"), "{said}");
+    let log = gate.stderr();
+    assert!(log.contains("[redacted: secrets.api_key]"), "{log}");
+    assert!(!log.contains("sekrit-0123456789"), "{log}");
     let shown = gate.get("/v1/config").text();
     assert!(
         !shown.contains("sekrit-0123456789") && shown.contains("api_key"),
@@ -52,7 +52,7 @@ fn a_known_secret_never_reaches_the_log_whoever_writes_it() {
 }
 
 #[test]
-fn json_logs_are_one_object_a_line() {
+fn json_log_has_one_object_per_line() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config("version: \"1.0\"\nlogging: { format: json, level: debug }\n");
     let gate = gate_dir.start();
@@ -61,11 +61,11 @@ fn json_logs_are_one_object_a_line() {
             .status,
         201
     );
-    let said = wait::until("the log line", || {
-        let said = gate.stderr();
-        said.contains("\"sandbox\":\"a\"").then_some(said)
+    let log = wait::until("the log line", || {
+        let log = gate.stderr();
+        log.contains("\"sandbox\":\"a\"").then_some(log)
     });
-    for line in said.lines().filter(|line| *line != "ready") {
+    for line in log.lines().filter(|line| *line != "ready") {
         let event: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
         assert!(
             event["level"].is_string() && event["message"].is_string(),
@@ -75,7 +75,7 @@ fn json_logs_are_one_object_a_line() {
 }
 
 #[test]
-fn metrics_are_prometheus_text_with_the_names_dashboards_know() {
+fn metrics_are_prometheus_text_with_documented_names() {
     let gate_dir = GateDir::new(PALISADE);
     let gate = gate_dir.start();
     assert_eq!(
@@ -150,7 +150,7 @@ fn traces_reach_a_collector_over_otlp() {
 }
 
 #[test]
-fn a_collector_that_is_not_there_harms_nothing() {
+fn unreachable_trace_collector_has_no_effect() {
     let gate_dir = GateDir::new(PALISADE);
     gate_dir.write_config(
         "version: \"1.0\"\nmetrics: { tracing: { enabled: true, endpoint: \"http://127.0.0.1:1\" } }\n",
@@ -167,7 +167,7 @@ fn a_collector_that_is_not_there_harms_nothing() {
 
 /// Issue 14, number 11.
 #[test]
-fn verbosity_reaches_the_traffic_and_the_sandboxes() {
+fn verbose_flag_enables_debug_logs_of_every_component() {
     let gate_dir = GateDir::new(PALISADE);
     let port = Port::take();
     gate_dir.write_config(&format!(
@@ -186,8 +186,8 @@ fn verbosity_reaches_the_traffic_and_the_sandboxes() {
     for target in ["egress::", "sandbox::"] {
         wait::until_or(
             || {
-                let said = gate.stderr();
-                let mut events = said
+                let log = gate.stderr();
+                let mut events = log
                     .lines()
                     .filter_map(|line| serde_json::from_str::<Value>(line).ok());
                 let is_debug = |event: &Value| {

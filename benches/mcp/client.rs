@@ -51,19 +51,19 @@ impl Pipes {
             output,
             id: 0,
         };
-        pipes.say(&initialize());
-        pipes.line();
-        pipes.say(INITIALIZED);
+        pipes.write_line(&initialize());
+        pipes.read_line();
+        pipes.write_line(INITIALIZED);
         pipes
     }
 
-    fn say(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         self.input
             .write_all(format!("{line}\n").as_bytes())
             .unwrap();
     }
 
-    fn line(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line
@@ -73,8 +73,8 @@ impl Pipes {
 impl Caller for Pipes {
     fn call(&mut self) {
         self.id += 1;
-        self.say(&call(self.id, ""));
-        check(&self.line(), self.id);
+        self.write_line(&call(self.id, ""));
+        check(&self.read_line(), self.id);
     }
 }
 
@@ -189,11 +189,11 @@ impl Http {
             self.at,
             body.len()
         );
-        let mut head = self.ask(&request);
+        let mut head = self.send(&request);
         if head.is_empty() {
             // The server closed the connection while other clients were measured.
             *self = Self::connect(self.at);
-            head = self.ask(&request);
+            head = self.send(&request);
         }
         assert!(head.ends_with("\r\n\r\n"), "cut off: {head}");
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
@@ -211,7 +211,7 @@ impl Http {
         }
         if answer
             .header("connection")
-            .is_some_and(|way| way.eq_ignore_ascii_case("close"))
+            .is_some_and(|value| value.eq_ignore_ascii_case("close"))
         {
             *self = Self::connect(self.at);
         }
@@ -220,7 +220,7 @@ impl Http {
     }
 
     /// Sends a request and reads the head of the response; `None` if the connection is closed.
-    fn ask(&mut self, request: &str) -> String {
+    fn send(&mut self, request: &str) -> String {
         let mut head = String::new();
         if self.stream.get_mut().write_all(request.as_bytes()).is_err() {
             return head;

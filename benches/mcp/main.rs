@@ -16,16 +16,16 @@
 
 mod client;
 mod hooks;
-mod places;
+mod processes;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use self::client::{Caller, Era, Pipes, Session};
-use self::places::Running;
+use self::processes::ChildProcess;
 
 /// Calls of a round that are not counted: they fill connections, caches and JIT compilers.
-const WARM: usize = 200;
+const WARMUP_CALLS: usize = 200;
 
 struct Options {
     palisade: PathBuf,
@@ -52,10 +52,10 @@ impl Options {
             rate: 2000,
             seconds: 10,
         };
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            let mut value = || words.next().unwrap();
-            match word.as_str() {
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().unwrap();
+            match argument.as_str() {
                 "--palisade" => options.palisade = value().into(),
                 "--fixture" => options.fixture = value().into(),
                 "--supergateway" => options.supergateway = Some(value().into()),
@@ -64,7 +64,7 @@ impl Options {
                 "--rounds" => options.rounds = value().parse().unwrap(),
                 "--rate" => options.rate = value().parse().unwrap(),
                 "--seconds" => options.seconds = value().parse().unwrap(),
-                _ => panic!("unknown word: {word}"),
+                _ => panic!("unknown argument: {argument}"),
             }
         }
         options
@@ -75,7 +75,7 @@ impl Options {
 struct Contender<'a> {
     name: &'static str,
     caller: Box<dyn Caller>,
-    process: Option<&'a Running>,
+    process: Option<&'a ChildProcess>,
     rounds: Vec<Round>,
 }
 
@@ -93,17 +93,17 @@ fn main() {
     let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
     let start = |name: &str, judged: bool| {
         let dir = temp.path().join(name);
-        places::gate(&options.palisade, &options.fixture, &dir, judged)
+        processes::gate(&options.palisade, &options.fixture, &dir, judged)
     };
     let (gate, free) = (start("judged", true), start("free", false));
     let supergateway = options
         .supergateway
         .as_deref()
-        .map(|program| places::supergateway(program, &options.fixture));
+        .map(|program| processes::supergateway(program, &options.fixture));
     let mcp_proxy = options
         .mcp_proxy
         .as_deref()
-        .map(|program| places::mcp_proxy(program, &options.fixture));
+        .map(|program| processes::mcp_proxy(program, &options.fixture));
 
     let pipes = Pipes::start(&options.fixture);
     let mut contenders = vec![Contender::new("raw stdio", pipes, None)];
@@ -152,7 +152,7 @@ impl<'a> Contender<'a> {
     fn new(
         name: &'static str,
         caller: impl Caller + 'static,
-        process: Option<&'a Running>,
+        process: Option<&'a ChildProcess>,
     ) -> Self {
         Self {
             name,
@@ -163,10 +163,10 @@ impl<'a> Contender<'a> {
     }
 
     fn round(&mut self, calls: usize) {
-        for _ in 0..WARM {
+        for _ in 0..WARMUP_CALLS {
             self.caller.call();
         }
-        let work = self.process.map(Running::processor);
+        let work = self.process.map(ChildProcess::processor);
         let mut latencies: Vec<f64> = (0..calls)
             .map(|_| {
                 let begun = Instant::now();
@@ -174,7 +174,7 @@ impl<'a> Contender<'a> {
                 begun.elapsed().as_secs_f64() * 1e6
             })
             .collect();
-        let spent = self.process.map(Running::processor);
+        let spent = self.process.map(ChildProcess::processor);
         latencies.sort_by(f64::total_cmp);
         let count = u32::try_from(calls).unwrap();
         self.rounds.push(Round {
@@ -198,11 +198,11 @@ impl<'a> Contender<'a> {
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
-    reason = "a place in a list"
+    reason = "an index into a list"
 )]
 fn at(sorted: &[f64], share: f64) -> f64 {
-    let place = (sorted.len() as f64 * share) as usize;
-    sorted[place.min(sorted.len() - 1)]
+    let index = (sorted.len() as f64 * share) as usize;
+    sorted[index.min(sorted.len() - 1)]
 }
 
 fn show(contenders: &[Contender<'_>]) {

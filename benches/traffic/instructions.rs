@@ -6,17 +6,17 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::load::Way;
-use crate::places::{Gate, Running};
+use crate::load::Route;
+use crate::processes::{ChildProcess, Gate};
 
 /// Requests before the count starts, to fill connections, caches and pools.
-const WARM: usize = 200;
+const WARMUP_REQUESTS: usize = 200;
 
 /// Requests that are counted.
 const COUNTED: usize = 4000;
 
 /// Connections, used in turn.
-const LINES: usize = 4;
+const CONNECTIONS: usize = 4;
 
 /// The cost of one request.
 pub struct Cost {
@@ -42,17 +42,17 @@ pub fn wrapper(dir: &Path) -> Vec<String> {
 }
 
 /// Counts the cost of a request on persistent connections.
-pub async fn count(gate: &Gate, way: &Way, dir: &Path) -> Cost {
-    let mut lines = Vec::new();
-    for _ in 0..LINES {
-        lines.push(way.open().await);
+pub async fn count(gate: &Gate, route: &Route, dir: &Path) -> Cost {
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        connections.push(route.open().await);
     }
-    for turn in 0..WARM {
-        lines[turn % LINES].ask("/small").await;
+    for turn in 0..WARMUP_REQUESTS {
+        connections[turn % CONNECTIONS].get("/small").await;
     }
     control(&gate.process, &["--instr=on"]);
     for turn in 0..COUNTED {
-        lines[turn % LINES].ask("/small").await;
+        connections[turn % CONNECTIONS].get("/small").await;
     }
     control(&gate.process, &["--instr=off"]);
     control(&gate.process, &["--dump"]);
@@ -64,7 +64,7 @@ pub async fn count(gate: &Gate, way: &Way, dir: &Path) -> Cost {
     }
 }
 
-fn control(process: &Running, arguments: &[&str]) {
+fn control(process: &ChildProcess, arguments: &[&str]) {
     let mut command = Command::new("callgrind_control");
     let output = command.args(arguments).arg(process.id().to_string());
     let output = output.output().unwrap();
@@ -94,7 +94,7 @@ fn allocations(profile: &str) -> f64 {
             }
             continue;
         }
-        let (place, text) = if let Some(text) = line.strip_prefix("fn=") {
+        let (current, text) = if let Some(text) = line.strip_prefix("fn=") {
             (&mut caller, text)
         } else if let Some(text) = line.strip_prefix("cfn=") {
             (&mut callee, text)
@@ -105,7 +105,7 @@ fn allocations(profile: &str) -> f64 {
         if !name.is_empty() {
             names.insert(number, name);
         }
-        *place = number;
+        *current = number;
     }
     calls
 }

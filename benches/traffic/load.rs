@@ -26,7 +26,7 @@ pub const CLIENTS: usize = 32;
 
 /// A route to the origin, with or without a proxy.
 #[derive(Clone)]
-pub struct Way {
+pub struct Route {
     /// The address to connect to.
     pub at: SocketAddr,
     /// The CONNECT target, if there is a proxy.
@@ -38,7 +38,7 @@ pub struct Way {
 }
 
 /// An open connection.
-pub struct Line {
+pub struct ClientConnection {
     sender: SendRequest<Empty<Bytes>>,
     name: &'static str,
 }
@@ -77,14 +77,14 @@ pub fn client(roots: &[String], resumes: bool) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-impl Way {
+impl Route {
     /// Opens a new connection: TCP, CONNECT if there is a proxy, TLS.
-    pub async fn open(&self) -> Line {
+    pub async fn open(&self) -> ClientConnection {
         let mut tcp = TcpStream::connect(self.at).await.unwrap();
         tcp.set_nodelay(true).unwrap();
         if let Some(tunnel) = &self.tunnel {
-            let ask = format!("CONNECT {tunnel} HTTP/1.1\r\nHost: {tunnel}\r\n\r\n");
-            tcp.write_all(ask.as_bytes()).await.unwrap();
+            let connect = format!("CONNECT {tunnel} HTTP/1.1\r\nHost: {tunnel}\r\n\r\n");
+            tcp.write_all(connect.as_bytes()).await.unwrap();
             let (mut answer, mut read) = ([0; 1024], 0);
             while !answer[..read].ends_with(b"\r\n\r\n") {
                 let more = tcp.read(&mut answer[read..]).await.unwrap();
@@ -102,16 +102,16 @@ impl Way {
             .await
             .unwrap();
         tokio::spawn(connection);
-        Line {
+        ClientConnection {
             sender,
             name: self.name,
         }
     }
 }
 
-impl Line {
+impl ClientConnection {
     /// Sends a request, reads the whole response and returns its length.
-    pub async fn ask(&mut self, path: &str) -> usize {
+    pub async fn get(&mut self, path: &str) -> usize {
         let request = Request::get(path)
             .header(HOST, self.name)
             .body(Empty::new())
@@ -133,14 +133,14 @@ async fn read(response: Response<Incoming>) -> usize {
 }
 
 /// Small responses on persistent connections.
-pub async fn kept(way: &Way, time: Duration) -> Figures {
-    run(way, time, async |way, end| {
-        let mut line = way.open().await;
-        line.ask("/small").await;
+pub async fn kept(route: &Route, time: Duration) -> Figures {
+    run(route, time, async |route, end| {
+        let mut connection = route.open().await;
+        connection.get("/small").await;
         let mut micros = Vec::new();
         while Instant::now() < end {
             let begun = Instant::now();
-            assert_eq!(line.ask("/small").await, 1024);
+            assert_eq!(connection.get("/small").await, 1024);
             micros.push(since(begun));
         }
         micros
@@ -149,13 +149,13 @@ pub async fn kept(way: &Way, time: Duration) -> Figures {
 }
 
 /// A small response on a new connection each time.
-pub async fn new(way: &Way, time: Duration) -> Figures {
-    run(way, time, async |way, end| {
+pub async fn new(route: &Route, time: Duration) -> Figures {
+    run(route, time, async |route, end| {
         let mut micros = Vec::new();
         while Instant::now() < end {
             let begun = Instant::now();
-            let mut line = way.open().await;
-            assert_eq!(line.ask("/small").await, 1024);
+            let mut connection = route.open().await;
+            assert_eq!(connection.get("/small").await, 1024);
             micros.push(since(begun));
         }
         micros
@@ -163,24 +163,24 @@ pub async fn new(way: &Way, time: Duration) -> Figures {
     .await
 }
 
-async fn run<F>(way: &Way, time: Duration, client: impl Fn(Way, Instant) -> F) -> Figures
+async fn run<F>(route: &Route, time: Duration, client: impl Fn(Route, Instant) -> F) -> Figures
 where
     F: Future<Output = Vec<u32>> + Send + 'static,
 {
     let begun = Instant::now();
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(client(way.clone(), begun + time));
+        clients.spawn(client(route.clone(), begun + time));
     }
     let micros = clients.join_all().await.concat();
     figures(micros, begun.elapsed())
 }
 
 /// One large response. Returns megabytes per second.
-pub async fn large(way: &Way) -> f64 {
-    let mut line = way.open().await;
+pub async fn large(route: &Route) -> f64 {
+    let mut connection = route.open().await;
     let begun = Instant::now();
-    let length = line.ask("/large").await;
+    let length = connection.get("/large").await;
     let bytes = u32::try_from(length).unwrap();
     f64::from(bytes) / 1e6 / begun.elapsed().as_secs_f64()
 }
@@ -193,8 +193,8 @@ fn since(begun: Instant) -> u32 {
 pub fn figures(mut micros: Vec<u32>, took: Duration) -> Figures {
     micros.sort_unstable();
     let percentile = |hundredth: usize| {
-        let place = micros.len() * hundredth / 100;
-        let micros = micros.get(place.min(micros.len().saturating_sub(1)));
+        let index = micros.len() * hundredth / 100;
+        let micros = micros.get(index.min(micros.len().saturating_sub(1)));
         f64::from(micros.copied().unwrap_or_default()) / 1e3
     };
     let answers = f64::from(u32::try_from(micros.len()).unwrap());

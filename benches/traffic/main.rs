@@ -18,15 +18,15 @@ mod instructions;
 mod load;
 mod names;
 mod oha;
-mod places;
+mod processes;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use self::load::{CLIENTS, Figures, Way};
+use self::load::{CLIENTS, Figures, Route};
 use self::oha::Oha;
-use self::places::{Addresses, Gate, LOCAL, ORIGIN, Running};
+use self::processes::{Addresses, ChildProcess, Gate, LOCAL, ORIGIN};
 
 /// Idle connections, to measure the memory of each.
 const IDLE: usize = 2000;
@@ -34,8 +34,8 @@ const IDLE: usize = 2000;
 /// A contender: its name, its route to the origin, and the process whose work is counted.
 struct Contender<'a> {
     name: &'static str,
-    way: Way,
-    process: Option<&'a Running>,
+    route: Route,
+    process: Option<&'a ChildProcess>,
 }
 
 /// One row of the printed table.
@@ -49,7 +49,7 @@ struct Row {
 }
 
 /// Starts a peer with its binary, a directory and an address. Returns its root certificate.
-type Start = fn(&Path, &Path, SocketAddr) -> (Running, String);
+type Start = fn(&Path, &Path, SocketAddr) -> (ChildProcess, String);
 
 struct Options {
     palisade: PathBuf,
@@ -76,10 +76,10 @@ impl Options {
             rounds: 3,
             cases: Vec::new(),
         };
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            let mut value = || words.next().unwrap();
-            match word.as_str() {
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().unwrap();
+            match argument.as_str() {
                 "--palisade" => options.palisade = value().into(),
                 "--before" => options.before = Some(value().into()),
                 "--mitmdump" => options.mitmdump = Some(value().into()),
@@ -87,7 +87,7 @@ impl Options {
                 "--oha" => options.oha = Some(value().into()),
                 "--seconds" => options.seconds = value().parse().unwrap(),
                 "--rounds" => options.rounds = value().parse().unwrap(),
-                _ => options.cases.push(word),
+                _ => options.cases.push(argument),
             }
         }
         options
@@ -109,13 +109,13 @@ async fn main() {
     let temp = tempfile::Builder::new().prefix("pal").tempdir().unwrap();
     let dir = temp.path();
     let at = Addresses {
-        origin: places::free(),
-        proxy: places::free(),
-        names: places::free(),
-        resolver: places::free(),
+        origin: processes::free(),
+        proxy: processes::free(),
+        names: processes::free(),
+        resolver: processes::free(),
     };
-    let _origin = places::origin(dir, at.origin);
-    let _resolver = places::dnsmasq(at.resolver, None);
+    let _origin = processes::origin(dir, at.origin);
+    let _resolver = processes::dnsmasq(at.resolver, None);
     if options.names("instructions") {
         instructions_of(&options, dir, &at).await;
         if options.cases.len() == 1 {
@@ -123,26 +123,30 @@ async fn main() {
         }
     }
     let gate = Gate::start(&[], &options.palisade, dir, &at);
-    let proxy = places::free();
-    let reverse_proxy = places::reverse_proxy(dir, proxy, at.origin);
+    let proxy = processes::free();
+    let reverse_proxy = processes::reverse_proxy(dir, proxy, at.origin);
     let mut roots = vec![std::fs::read_to_string(dir.join("root.pem")).unwrap()];
     roots.push(gate.root.clone());
     let mut others = Vec::new();
     for (name, binary, start) in [
-        ("no-op", &options.noop, places::noop as Start),
-        ("mitmproxy", &options.mitmdump, places::mitmproxy as Start),
+        ("no-op", &options.noop, processes::noop as Start),
+        (
+            "mitmproxy",
+            &options.mitmdump,
+            processes::mitmproxy as Start,
+        ),
     ] {
         let Some(binary) = binary else { continue };
-        let at = places::free();
+        let at = processes::free();
         let (process, root) = start(binary, dir, at);
         roots.push(root);
         others.push((name, process, at));
     }
     println!("{CLIENTS} clients; medians of {} rounds", options.rounds);
 
-    let ways = |resumes: bool| {
+    let contenders = |resumes: bool| {
         let tls = load::client(&roots, resumes);
-        let way = |at, tunnel: Option<String>, name| Way {
+        let route = |at, tunnel: Option<String>, name| Route {
             at,
             tunnel,
             name,
@@ -151,17 +155,17 @@ async fn main() {
         let mut all = vec![
             Contender {
                 name: "nginx direct",
-                way: way(at.origin, None, ORIGIN),
+                route: route(at.origin, None, ORIGIN),
                 process: None,
             },
             Contender {
                 name: "palisade",
-                way: way(at.proxy, Some(format!("{ORIGIN}:443")), ORIGIN),
+                route: route(at.proxy, Some(format!("{ORIGIN}:443")), ORIGIN),
                 process: Some(&gate.process),
             },
             Contender {
                 name: "nginx proxy",
-                way: way(proxy, None, ORIGIN),
+                route: route(proxy, None, ORIGIN),
                 process: Some(&reverse_proxy),
             },
         ];
@@ -169,7 +173,7 @@ async fn main() {
             let tunnel = format!("{LOCAL}:{}", at.origin.port());
             all.push(Contender {
                 name,
-                way: way(*proxy, Some(tunnel), LOCAL),
+                route: route(*proxy, Some(tunnel), LOCAL),
                 process: Some(process),
             });
         }
@@ -177,15 +181,15 @@ async fn main() {
     };
 
     if options.wants("memory") {
-        memory(&gate.process, &ways(true)[1].way).await;
+        memory(&gate.process, &contenders(true)[1].route).await;
     }
     if options.wants("kept") {
-        let rows = rates(&options, &ways(true), load::kept).await;
+        let rows = rates(&options, &contenders(true), load::kept).await;
         show("kept connections, 1 KiB", "req/s", &rows);
     }
     for (case, resumes) in [("new", true), ("fresh", false)] {
         if options.wants(case) {
-            let rows = rates(&options, &ways(resumes), load::new).await;
+            let rows = rates(&options, &contenders(resumes), load::new).await;
             let how = if resumes {
                 "resumes"
             } else {
@@ -196,7 +200,7 @@ async fn main() {
         }
     }
     if options.wants("large") {
-        let rates = large(&options, &ways(true), load::large).await;
+        let rates = large(&options, &contenders(true), load::large).await;
         show_large("one body of 100 MB", &rates);
     }
     if let Some(binary) = options.oha.as_deref() {
@@ -206,11 +210,11 @@ async fn main() {
             binary,
             roots: &path,
         };
-        by_oha(&options, &ways(true), &oha).await;
+        by_oha(&options, &contenders(true), &oha).await;
     }
     if options.wants("names") {
-        let peer = places::free();
-        let dnsmasq = places::dnsmasq(peer, Some(at.resolver));
+        let peer = processes::free();
+        let dnsmasq = processes::dnsmasq(peer, Some(at.resolver));
         let contenders = [
             ("dnsmasq", peer, &dnsmasq),
             ("palisade", at.names, &gate.process),
@@ -233,19 +237,19 @@ async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
         std::fs::create_dir(&dir).unwrap();
         std::fs::copy(dir.join("../root.pem"), dir.join("root.pem")).unwrap();
         let at = Addresses {
-            proxy: places::free(),
-            names: places::free(),
+            proxy: processes::free(),
+            names: processes::free(),
             ..*at
         };
         let gate = Gate::start(&instructions::wrapper(&dir), binary, &dir, &at);
         let origin = std::fs::read_to_string(dir.join("root.pem")).unwrap();
-        let way = Way {
+        let route = Route {
             at: at.proxy,
             tunnel: Some(format!("{ORIGIN}:443")),
             name: ORIGIN,
             tls: load::client(&[origin, gate.root.clone()], true),
         };
-        let cost = instructions::count(&gate, &way, &dir).await;
+        let cost = instructions::count(&gate, &route, &dir).await;
         println!(
             "{name:14} {:13.0} {:13.2}",
             cost.instructions, cost.allocations
@@ -256,25 +260,25 @@ async fn instructions_of(options: &Options, dir: &Path, at: &Addresses) {
 /// The cases as oha measures them.
 async fn by_oha(options: &Options, contenders: &[Contender<'_>], oha: &Oha<'_>) {
     if options.wants("kept") {
-        let rows = rates(options, contenders, async |way, time| {
-            oha.kept(way, time).await
+        let rows = rates(options, contenders, async |route, time| {
+            oha.kept(route, time).await
         });
         show("oha: kept connections, 1 KiB", "req/s", &rows.await);
     }
     if options.wants("new") {
-        let rows = rates(options, contenders, async |way, time| {
-            oha.fresh(way, time).await
+        let rows = rates(options, contenders, async |route, time| {
+            oha.fresh(route, time).await
         });
         show("oha: a new connection each time", "req/s", &rows.await);
     }
     if options.wants("large") {
-        let rates = large(options, contenders, async |way| oha.large(way).await).await;
+        let rates = large(options, contenders, async |route| oha.large(route).await).await;
         show_large("oha: one body of 100 MB", &rates);
     }
 }
 
 /// Memory after the allocator has returned unused pages.
-async fn settled(gate: &Running) -> f64 {
+async fn settled(gate: &ChildProcess) -> f64 {
     let mut last = f64::INFINITY;
     loop {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -287,13 +291,13 @@ async fn settled(gate: &Running) -> f64 {
 }
 
 /// Memory of an idle gate, and of each connection that is idle after a request.
-async fn memory(gate: &Running, way: &Way) {
+async fn memory(gate: &ChildProcess, route: &Route) {
     let before = settled(gate).await;
-    let mut lines = Vec::new();
+    let mut connections = Vec::new();
     for _ in 0..IDLE {
-        let mut line = way.open().await;
-        line.ask("/small").await;
-        lines.push(line);
+        let mut connection = route.open().await;
+        connection.get("/small").await;
+        connections.push(connection);
     }
     let after = settled(gate).await;
     println!("\nmemory: idle {:.1} MB", before / 1e3);
@@ -307,17 +311,17 @@ async fn memory(gate: &Running, way: &Way) {
 async fn rates(
     options: &Options,
     contenders: &[Contender<'_>],
-    case: impl AsyncFn(&Way, Duration) -> Figures,
+    case: impl AsyncFn(&Route, Duration) -> Figures,
 ) -> Vec<Row> {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for contender in contenders {
-        case(&contender.way, Duration::from_secs(1)).await;
+        case(&contender.route, Duration::from_secs(1)).await;
     }
     for _ in 0..options.rounds {
         for (contender, runs) in contenders.iter().zip(&mut runs) {
-            let before = contender.process.map(Running::processor);
-            let run = case(&contender.way, Duration::from_secs(options.seconds)).await;
-            let after = contender.process.map(Running::processor);
+            let before = contender.process.map(ChildProcess::processor);
+            let run = case(&contender.route, Duration::from_secs(options.seconds)).await;
+            let after = contender.process.map(ChildProcess::processor);
             let work = after.zip(before);
             runs.push(Row {
                 name: contender.name,
@@ -370,12 +374,12 @@ fn show(title: &str, unit: &str, rows: &[Row]) {
 async fn large(
     options: &Options,
     contenders: &[Contender<'_>],
-    case: impl AsyncFn(&Way) -> f64,
+    case: impl AsyncFn(&Route) -> f64,
 ) -> Vec<(&'static str, f64)> {
     let mut rates: Vec<Vec<f64>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds * 2 + 1 {
         for (contender, rates) in contenders.iter().zip(&mut rates) {
-            rates.push(case(&contender.way).await);
+            rates.push(case(&contender.route).await);
         }
     }
     let names = contenders.iter().map(|contender| contender.name);
@@ -390,12 +394,12 @@ fn show_large(title: &str, rates: &[(&'static str, f64)]) {
     }
 }
 
-async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr, &Running)]) {
+async fn look_up(options: &Options, contenders: &[(&'static str, SocketAddr, &ChildProcess)]) {
     let mut runs: Vec<Vec<Row>> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.rounds {
         for ((name, at, process), runs) in contenders.iter().zip(&mut runs) {
             let before = process.processor();
-            let run = names::ask(*at, Duration::from_secs(options.seconds)).await;
+            let run = names::query_repeatedly(*at, Duration::from_secs(options.seconds)).await;
             runs.push(Row {
                 name,
                 rate: run.rate,

@@ -8,13 +8,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::load::{CLIENTS, Figures, figures};
-use crate::places::{NAMES, name};
+use crate::processes::{NAMES, name};
 
 /// A query without an answer in this time is lost, and sent again.
-const PATIENCE: Duration = Duration::from_secs(1);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Queries the same names repeatedly.
-pub async fn ask(at: SocketAddr, time: Duration) -> Figures {
+pub async fn query_repeatedly(at: SocketAddr, time: Duration) -> Figures {
     let begun = Instant::now();
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
@@ -35,7 +35,7 @@ async fn one(at: SocketAddr, client: usize, end: Instant) -> Vec<u32> {
             break;
         }
         socket.send(&query(number)).await.unwrap();
-        let Ok(read) = timeout(PATIENCE, socket.recv(&mut answer)).await else {
+        let Ok(read) = timeout(QUERY_TIMEOUT, socket.recv(&mut answer)).await else {
             continue;
         };
         assert!(read.unwrap() > 12, "half an answer");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::load::{CLIENTS, Figures, Way};
+use crate::load::{CLIENTS, Figures, Route};
 
 /// The oha program, and the roots it trusts.
 pub struct Oha<'a> {
@@ -17,65 +17,65 @@ pub struct Oha<'a> {
 
 impl Oha<'_> {
     /// Small responses on persistent connections.
-    pub async fn kept(&self, way: &Way, time: Duration) -> Figures {
-        self.load(way, time, &[]).await
+    pub async fn kept(&self, route: &Route, time: Duration) -> Figures {
+        self.load(route, time, &[]).await
     }
 
     /// A small response on a new connection each time.
-    pub async fn fresh(&self, way: &Way, time: Duration) -> Figures {
-        self.load(way, time, &["--disable-keepalive"]).await
+    pub async fn fresh(&self, route: &Route, time: Duration) -> Figures {
+        self.load(route, time, &["--disable-keepalive"]).await
     }
 
     /// Large responses in sequence. Returns megabytes per second.
-    pub async fn large(&self, way: &Way) -> f64 {
-        let told = self.run(way, "/large", &["-n", "3", "-c", "1"]).await;
-        number(&told, "/summary/sizePerSec") / 1e6
+    pub async fn large(&self, route: &Route) -> f64 {
+        let printed = self.run(route, "/large", &["-n", "3", "-c", "1"]).await;
+        number(&printed, "/summary/sizePerSec") / 1e6
     }
 
-    async fn load(&self, way: &Way, time: Duration, more: &[&str]) -> Figures {
+    async fn load(&self, route: &Route, time: Duration, more: &[&str]) -> Figures {
         let (time, clients) = (format!("{}s", time.as_secs()), CLIENTS.to_string());
         // Without -w oha counts requests in flight at the end as errors.
         let args = ["-z", &time, "-w", "-c", &clients];
-        let told = self.run(way, "/small", &[&args, more].concat()).await;
-        let rate = number(&told, "/summary/requestsPerSec");
+        let printed = self.run(route, "/small", &[&args, more].concat()).await;
+        let rate = number(&printed, "/summary/requestsPerSec");
         Figures {
-            answers: rate * number(&told, "/summary/total"),
+            answers: rate * number(&printed, "/summary/total"),
             rate,
-            p50: number(&told, "/latencyPercentiles/p50") * 1e3,
-            p99: number(&told, "/latencyPercentiles/p99") * 1e3,
+            p50: number(&printed, "/latencyPercentiles/p50") * 1e3,
+            p99: number(&printed, "/latencyPercentiles/p99") * 1e3,
         }
     }
 
-    async fn run(&self, way: &Way, path: &str, args: &[&str]) -> Value {
-        let direct = format!("{}:{}", way.name, way.at.port());
-        let place = way.tunnel.as_ref().unwrap_or(&direct);
+    async fn run(&self, route: &Route, path: &str, args: &[&str]) -> Value {
+        let direct = format!("{}:{}", route.name, route.at.port());
+        let authority = route.tunnel.as_ref().unwrap_or(&direct);
         let mut command = Command::new(self.binary);
         command
             .args(["--no-tui", "--http-version", "1.1"])
             .args(["--output-format", "json", "--cacert"])
             .arg(self.roots)
             .args(args);
-        if way.tunnel.is_some() {
+        if route.tunnel.is_some() {
             // The proxy must resolve the name; and oha's CONNECT has no Host by default,
             // which the gate refuses (RFC 9112, 3.2).
             command.args(["--no-pre-lookup", "--proxy-header"]);
-            command.arg(format!("host: {place}"));
-            command.arg("-x").arg(format!("http://{}", way.at));
+            command.arg(format!("host: {authority}"));
+            command.arg("-x").arg(format!("http://{}", route.at));
         } else {
-            let to = format!("{direct}:{}:{}", way.at.ip(), way.at.port());
+            let to = format!("{direct}:{}:{}", route.at.ip(), route.at.port());
             command.arg("--connect-to").arg(to);
         }
-        command.arg(format!("https://{place}{path}"));
+        command.arg(format!("https://{authority}{path}"));
         let ran = command.stderr(Stdio::inherit()).output().await.unwrap();
         assert!(ran.status.success(), "{}: {command:?}", ran.status);
-        let told: Value = serde_json::from_slice(&ran.stdout).unwrap();
-        assert_eq!(number(&told, "/summary/successRate"), 1.0, "{told:#}");
-        let answers = told["statusCodeDistribution"].as_object().unwrap();
+        let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+        assert_eq!(number(&report, "/summary/successRate"), 1.0, "{report:#}");
+        let answers = report["statusCodeDistribution"].as_object().unwrap();
         assert!(answers.keys().eq(["200"]), "{answers:?}");
-        told
+        report
     }
 }
 
-fn number(told: &Value, pointer: &str) -> f64 {
-    told.pointer(pointer).and_then(Value::as_f64).unwrap()
+fn number(printed: &Value, pointer: &str) -> f64 {
+    printed.pointer(pointer).and_then(Value::as_f64).unwrap()
 }

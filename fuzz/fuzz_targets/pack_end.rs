@@ -1,7 +1,7 @@
 //! Fuzzes the end of a pack: found at the same byte whole and in pieces.
 #![no_main]
 
-use egress::git_protocol::pack_end::exercise;
+use egress::git_protocol::pack_end::fuzz_check;
 use policy::push::ObjectFormat;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
@@ -12,6 +12,6 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         ObjectFormat::Sha256
     };
     let piece = usize::from(choice >> 1).max(1);
-    let whole = exercise(format, bytes, usize::MAX);
-    assert_eq!(whole, exercise(format, bytes, piece));
+    let whole = fuzz_check(format, bytes, usize::MAX);
+    assert_eq!(whole, fuzz_check(format, bytes, piece));
 });

@@ -16,11 +16,11 @@ test_writing_is_allowed_to_listed_hosts if {
 	authz.allow with input as request("POST", "example.com") with data.http_authz.writable as ["example.com"]
 }
 
-test_the_reason_says_what_was_tried if {
+test_reason_names_method_and_host if {
 	reason := authz.reason with input as request("DELETE", "example.com")
 	contains(reason, "DELETE to example.com")
 }
 
-test_what_is_not_read_is_a_write if {
+test_method_other_than_reading_is_refused if {
 	not authz.allow with input as request("CONNECT", "example.com")
 }

@@ -7,9 +7,9 @@ call(agent, tool, name) := {
 	"tool_id": tool, "name": name, "params": {"name": name}, "result": {},
 }
 
-action(asked) := taken if taken := authz.decision.action with input as asked
+action(message) := result if result := authz.decision.action with input as message
 
-test_each_agent_has_its_list if {
+test_agent_is_limited_to_its_list if {
 	action(call("reviewer", "github", "create_review")) == "allow"
 	action(call("reviewer", "github", "merge_pull_request")) == "block"
 	action(call("reviewer", "fs", "read_file")) == "allow"
@@ -18,19 +18,19 @@ test_each_agent_has_its_list if {
 	action(call("builder", "github", "delete_repo")) == "block"
 }
 
-test_others_have_the_default if {
-	action(call("somebody", "fs", "read_file")) == "allow"
-	action(call("somebody", "fs", "write_file")) == "block"
+test_unlisted_agent_has_the_default if {
+	action(call("unlisted", "fs", "read_file")) == "allow"
+	action(call("unlisted", "fs", "write_file")) == "block"
 }
 
-test_a_sandbox_is_known_by_its_own_id if {
+test_sandbox_is_identified_by_its_id if {
 	in_box := object.union(call("builder", "fs", "write_file"), {"sandbox": "fix-login"})
 	action(in_box) == "block"
-	named := object.union(call("nobody", "fs", "write_file"), {"sandbox": "builder"})
+	named := object.union(call("unlisted", "fs", "write_file"), {"sandbox": "builder"})
 	action(named) == "allow"
 }
 
-test_the_reason_says_who_and_what if {
+test_reason_names_agent_and_tool if {
 	decision := authz.decision with input as call("reviewer", "fs", "write_file")
 	decision.reason == "reviewer may not use fs/write_file."
 }
@@ -44,6 +44,6 @@ test_lists_are_shortened if {
 	decision.outputs.modified_data == {"nextCursor": "n", "tools": [{"name": "read_file"}, {"name": "fs__read_dir"}]}
 }
 
-test_what_is_no_call_passes if {
-	action(object.union(call("somebody", "fs", "x"), {"method": "resources/list"})) == "allow"
+test_other_message_passes if {
+	action(object.union(call("unlisted", "fs", "x"), {"method": "resources/list"})) == "allow"
 }

@@ -7,7 +7,7 @@ call(tool, name, arguments) := {
 	"params": {"name": name, "arguments": arguments},
 }
 
-action(asked) := taken if taken := authz.decision.action with input as asked
+action(message) := result if result := authz.decision.action with input as message
 
 test_reading_passes if {
 	every name in ["read_file", "search", "list_directory", "information", "formatter"] {
@@ -44,7 +44,7 @@ test_exceptions_pass if {
 	action(call("other", "delete_observations", {})) == "block"
 }
 
-test_what_is_no_call_passes if {
+test_other_message_passes if {
 	authz.decision.action == "allow" with input as object.union(call("fs", "delete_file", {}), {"moment": "after"})
 	authz.decision.action == "allow" with input as object.union(call("fs", "delete_file", {}), {"method": "prompts/get"})
 }

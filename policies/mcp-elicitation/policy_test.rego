@@ -4,7 +4,7 @@ import data.mcp.elicitation
 
 ask(tool, method, params) := {"kind": "mcp", "moment": "elicitation", "method": method, "tool_id": tool, "params": params}
 
-action(asked) := taken if taken := elicitation.decision.action with input as asked
+action(message) := result if result := elicitation.decision.action with input as message
 
 test_ordinary_questions_pass if {
 	action(ask("x", "elicitation/create", {"message": "Which branch?", "requestedSchema": {"type": "object", "properties": {"branch": {"type": "string", "title": "Branch"}}}})) == "allow"
@@ -25,9 +25,9 @@ test_sampling_is_for_listed_tools_within_limits if {
 	allowed(10, "allServers") == "block"
 }
 
-allowed(tokens, context) := taken if {
-	asked := ask("writer", "sampling/createMessage", {"maxTokens": tokens, "includeContext": context})
-	taken := elicitation.decision.action with input as asked with data.mcp_elicitation.may_sample as ["writer"]
+allowed(tokens, context) := result if {
+	message := ask("writer", "sampling/createMessage", {"maxTokens": tokens, "includeContext": context})
+	result := elicitation.decision.action with input as message with data.mcp_elicitation.may_sample as ["writer"]
 }
 
 test_roots_are_for_listed_tools if {

@@ -14,7 +14,7 @@ test_answers_are_redacted if {
 	authz.decision.action == "redact" with input as {"moment": "after", "result": {"content": []}}
 }
 
-test_expressions_find_what_they_are_for if {
+test_expressions_match_their_format if {
 	matching("write to anna.b+c@mail.example.com now") == {"[e-mail]"}
 	matching("DE89 3704 0044 0532 0130 00") == {"[iban]"}
 	matching(concat("", ["AKIA", "ABCDEFGHIJKLMNOP"])) == {"[aws key]"}
@@ -24,7 +24,7 @@ test_expressions_find_what_they_are_for if {
 	matching(concat("", ["-----BEGIN RSA ", "PRIVATE KEY-----\nMIIB\n-----END RSA PRIVATE KEY-----"])) == {"[private key]"}
 }
 
-test_and_nothing_else if {
+test_other_text_is_not_matched if {
 	every text in ["user@host", "a @ b.com", "sk-short", "The price is 12.50", "AKIA", "git@", "DE89"] {
 		matching(text) == set()
 	}

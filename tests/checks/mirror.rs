@@ -15,7 +15,7 @@ const BURST: usize = 20;
 /// Lists the refs of a mirror.
 fn list(repository: &Repository, mirror: &str) -> Output {
     repository.audit.mark();
-    let dir = repository.yard.path("");
+    let dir = repository.git_fixture.path("");
     repository.git(&dir, &["ls-remote", &repository.remote(mirror)])
 }
 
@@ -35,10 +35,10 @@ fn denies(
     (reason, rule, printed): (&str, &str, &str),
     fields: &[(&str, &str)],
 ) {
-    let before = repository.yard.forge.requests().len();
+    let before = repository.git_fixture.forge.requests().len();
     failed(&list(repository, mirror), printed);
     repository.audit.denied(reason, rule, fields);
-    let after = repository.yard.forge.requests().len();
+    let after = repository.git_fixture.forge.requests().len();
     assert_eq!(after, before, "requests at the forge");
 }
 

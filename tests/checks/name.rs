@@ -3,7 +3,7 @@
 use testkit::wait;
 
 use crate::client::{NO_ERROR, NO_NAME, NameClient, REFUSED};
-use crate::network::{Network, ODD_NAMES, odd_names};
+use crate::network::{MAX_DATA_LIKE_NAMES, Network, data_like_names};
 
 /// A query that must be answered with one address.
 #[track_caller]
@@ -52,7 +52,7 @@ pub(crate) fn rate(network: &Network) {
 
 /// How many queries were dropped.
 fn dropped(network: &Network) -> u64 {
-    let metrics = network.bench.metrics();
+    let metrics = network.traffic_fixture.metrics();
     let mut lines = metrics.lines();
     let found = lines
         .find(|line| line.starts_with("proxy_dns_queries_total{") && line.contains("\"dropped\""));
@@ -62,8 +62,8 @@ fn dropped(network: &Network) -> u64 {
 
 pub(crate) fn labels(network: &Network) {
     let mut client = network.name_client();
-    for (at, name) in odd_names("wild.example").enumerate() {
-        if at < ODD_NAMES {
+    for (at, name) in data_like_names("wild.example").enumerate() {
+        if at < MAX_DATA_LIKE_NAMES {
             allows(network, &mut client, &name);
         } else {
             let denial = (NO_NAME, "rate_limited", "dns:labels");

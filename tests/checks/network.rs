@@ -101,7 +101,7 @@ decision := {"action": "block", "reason": "Not this host."} if {
 "#;
 
 /// How many names that look like data a sandbox may resolve below one domain.
-pub(crate) const ODD_NAMES: usize = 16;
+pub(crate) const MAX_DATA_LIKE_NAMES: usize = 16;
 
 /// The address of the container.
 const CONTAINER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -121,7 +121,7 @@ pub(crate) enum ClientKind {
 
 /// See the module.
 pub(crate) struct Network {
-    pub(crate) bench: TrafficFixture,
+    pub(crate) traffic_fixture: TrafficFixture,
     pub(crate) audit: Audit,
     pub(crate) proxy: Port,
     names: Port,
@@ -148,12 +148,12 @@ impl Network {
         if client == ClientKind::Sandbox && !may_enter() {
             return None;
         }
-        let bench = TrafficFixture::new();
+        let traffic_fixture = TrafficFixture::new();
         let answer = |request: &OriginRequest| match request.path() {
             "/fail" => OriginReply::status(502),
             _ => OriginReply::text("{}"),
         };
-        let tls = bench.https_one(
+        let tls = traffic_fixture.https_one(
             &[
                 "open.example",
                 "limited.example",
@@ -169,20 +169,20 @@ impl Network {
         let plain = OriginServer::http(answer);
         let resolver = Resolver::start();
         for name in ["private.example", "public.example"] {
-            tell(&resolver, name, Ipv4Addr::LOCALHOST);
+            set_address(&resolver, name, Ipv4Addr::LOCALHOST);
         }
         for name in ["private-pinned.example", "public-pinned.example"] {
-            tell(&resolver, name, Ipv4Addr::LOCALHOST);
+            set_address(&resolver, name, Ipv4Addr::LOCALHOST);
         }
         for base in ["wild.example", "unread.example"] {
-            let names = odd_names(base);
-            names.for_each(|name| tell(&resolver, &name, Ipv4Addr::LOCALHOST));
+            let names = data_like_names(base);
+            names.for_each(|name| set_address(&resolver, &name, Ipv4Addr::LOCALHOST));
         }
         for name in ["open.example", "unlisted.example"] {
-            tell(&resolver, name, Ipv4Addr::new(203, 0, 113, 7));
+            set_address(&resolver, name, Ipv4Addr::new(203, 0, 113, 7));
         }
         let (proxy, names, closed) = (Port::take(), Port::take(), Port::take());
-        let root = bench.gate_dir.path();
+        let root = traffic_fixture.gate_dir.path();
         std::fs::create_dir(root.join("authz")).unwrap();
         std::fs::write(root.join("authz/policy.rego"), BUNDLE).unwrap();
         std::fs::write(root.join("policy.yaml"), POLICY).unwrap();
@@ -196,11 +196,11 @@ impl Network {
             .replace("{closed}", &closed.address().to_string())
             .replace("{resolver}", &resolver.address().to_string())
             .replace("{dns}", dns);
-        bench.gate_dir.write_config(&config);
-        bench.ok(&["gate", "start"]);
+        traffic_fixture.gate_dir.write_config(&config);
+        traffic_fixture.ok(&["gate", "start"]);
         let mut network = Self {
-            audit: Audit::new(bench.gate_dir.control()),
-            bench,
+            audit: Audit::new(traffic_fixture.gate_dir.control()),
+            traffic_fixture,
             proxy,
             names,
             plain,
@@ -221,8 +221,8 @@ impl Network {
 
     fn create_sandbox(&mut self) {
         let args = ["create", "box", "--no-repo", "--repo", "acme/app"];
-        self.id = text(&self.bench.json(&args)["id"]);
-        self.inside = Some(NetNamespace::of(&self.bench.gate_dir, &self.id));
+        self.id = text(&self.traffic_fixture.json(&args)["id"]);
+        self.inside = Some(NetNamespace::of(&self.traffic_fixture.gate_dir, &self.id));
     }
 
     fn register(&self) {
@@ -264,7 +264,7 @@ impl Network {
             Value::Null => String::new(),
             body => body.to_string(),
         };
-        let control = self.bench.gate_dir.control();
+        let control = self.traffic_fixture.gate_dir.control();
         let answer = http::send(&control, method, path, body.as_bytes()).unwrap();
         assert!(matches!(answer.status, 200 | 201), "{}", answer.text());
     }
@@ -342,13 +342,13 @@ pub(crate) fn names_record(answer: &HttpResponse, record: &Value) {
     assert!(refusal.contains(&id), "no '{id}' in: {refusal}");
 }
 
-fn tell(resolver: &Resolver, name: &str, address: Ipv4Addr) {
+fn set_address(resolver: &Resolver, name: &str, address: Ipv4Addr) {
     let records = vec![record(name, RecordData::A(address))];
     resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
 }
 
 /// Names below `base` that look like data, one more than a sandbox may resolve.
-pub(crate) fn odd_names(base: &str) -> impl Iterator<Item = String> {
+pub(crate) fn data_like_names(base: &str) -> impl Iterator<Item = String> {
     let label = "x".repeat(41);
-    (0..=ODD_NAMES).map(move |number| format!("n{number}-{label}.{base}"))
+    (0..=MAX_DATA_LIKE_NAMES).map(move |number| format!("n{number}-{label}.{base}"))
 }

@@ -14,10 +14,10 @@ use testkit::wait;
 use crate::audit::Audit;
 use crate::client::{Client, Connection};
 use crate::git_fixture::{FixtureOptions, GitFixture};
-use crate::network::odd_names;
+use crate::network::data_like_names;
 
 /// The event of the gate's own requests.
-const ASKED: (&str, &str) = ("event", "asked_for_push");
+const OWN_REQUEST: (&str, &str) = ("event", "asked_for_push");
 
 /// Limits that decide the same however long a test takes. A push is three requests: its own, and
 /// two of the gate's.
@@ -41,7 +41,7 @@ decision := {"action": "block", "reason": "Not this path."} if {
 
 /// A gate in front of a forge, with a host for each check.
 pub(crate) struct OwnRequests {
-    yard: GitFixture,
+    git_fixture: GitFixture,
     audit: Audit,
     /// The commit that is pushed, and its pack.
     commit: String,
@@ -56,14 +56,14 @@ pub(crate) struct OwnRequests {
 impl OwnRequests {
     pub(crate) fn start() -> Option<Self> {
         let (resolver, closed) = (Resolver::start(), Port::take());
-        let odd = odd_names("forge.example").next().unwrap();
+        let odd = data_like_names("forge.example").next().unwrap();
         for name in ["public.forge.example", "private.forge.example", &odd] {
             let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
             resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
         let bundle = tempfile::tempdir().unwrap();
         std::fs::write(bundle.path().join("policy.rego"), BUNDLE).unwrap();
-        let yard = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with(FixtureOptions {
             checked: true,
             policy: POLICY,
             top: &format!(
@@ -96,10 +96,10 @@ impl OwnRequests {
             ),
             ..FixtureOptions::default()
         });
-        let dir = yard.working_copy("work");
-        yard.commit(&dir, "file", "work\n");
-        let commit = yard.git_in(&dir, &["rev-parse", "HEAD"]);
-        let mut command = yard.command(&dir, &["pack-objects", "--stdout", "-q", "--revs"]);
+        let dir = git_fixture.working_copy("work");
+        git_fixture.commit(&dir, "file", "work\n");
+        let commit = git_fixture.git_in(&dir, &["rev-parse", "HEAD"]);
+        let mut command = git_fixture.command(&dir, &["pack-objects", "--stdout", "-q", "--revs"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
@@ -108,8 +108,8 @@ impl OwnRequests {
         let packed = child.wait_with_output().unwrap();
         assert!(packed.status.success());
         Some(Self {
-            audit: Audit::new(yard.control_socket()),
-            yard,
+            audit: Audit::new(git_fixture.control_socket()),
+            git_fixture,
             commit,
             pack: packed.stdout,
             containers: Cell::new(2),
@@ -122,7 +122,7 @@ impl OwnRequests {
 
     /// `host` with the port of the forge, for a host that is resolved by DNS.
     fn direct(&self, host: &str) -> String {
-        format!("{host}:{}", self.yard.forge.address().port())
+        format!("{host}:{}", self.git_fixture.forge.address().port())
     }
 
     /// A container of its own, which may push to a repository: a sandbox has ten pushes at once.
@@ -162,7 +162,7 @@ impl Container<'_> {
     }
 
     fn control(&self, method: &str, path: &str, body: &Value) {
-        let control = self.fixture.yard.control_socket();
+        let control = self.fixture.git_fixture.control_socket();
         // The gate takes ten writes of the registry a second.
         let answer = wait::until("a write of the registry", || {
             let body = body.to_string();
@@ -173,7 +173,7 @@ impl Container<'_> {
     }
 
     fn client(&self) -> Client {
-        Client::Tunnel(self.ip, self.fixture.yard.proxy())
+        Client::Tunnel(self.ip, self.fixture.git_fixture.proxy())
     }
 
     /// Begins a push to a new branch. It has passed every check of its head when this returns: the
@@ -211,7 +211,7 @@ impl Container<'_> {
         let push = self.begin_push(authority);
         let audit = &push.fixture.audit;
         passed(&push.finish());
-        audit.allowed(&[ASKED, ("host", host(authority))]);
+        audit.allowed(&[OWN_REQUEST, ("host", host(authority))]);
     }
 }
 
@@ -233,19 +233,25 @@ impl HeldPush<'_> {
     /// own checks: without the refs of upstream its objects are read alone.
     #[track_caller]
     fn denies(self, authority: &str, reason: &str, rule: &str) -> HttpResponse {
-        let OwnRequests { audit, yard, .. } = self.fixture;
-        let before = asked(yard);
+        let OwnRequests {
+            audit, git_fixture, ..
+        } = self.fixture;
+        let before = count_own_requests(git_fixture);
         let answer = self.finish();
-        audit.denied(reason, rule, &[ASKED, ("host", host(authority))]);
-        assert_eq!(asked(yard), before, "requests of the gate at the forge");
+        audit.denied(reason, rule, &[OWN_REQUEST, ("host", host(authority))]);
+        assert_eq!(
+            count_own_requests(git_fixture),
+            before,
+            "requests of the gate at the forge"
+        );
         answer
     }
 }
 
 /// How many requests of the gate's own arrived at the forge.
-fn asked(yard: &GitFixture) -> usize {
-    let asked = yard.forge.requests().into_iter();
-    asked
+fn count_own_requests(git_fixture: &GitFixture) -> usize {
+    let requests = git_fixture.forge.requests().into_iter();
+    requests
         .filter(|one| one.target.ends_with("/git-upload-pack"))
         .count()
 }
@@ -290,7 +296,7 @@ pub(crate) fn breaker(fixture: &OwnRequests) {
 
 pub(crate) fn labels(fixture: &OwnRequests) {
     let container = fixture.container();
-    let mut names = odd_names("forge.example");
+    let mut names = data_like_names("forge.example");
     let authority = fixture.direct(&names.next().unwrap());
     container.pushes(&authority);
     let push = container.begin_push(&authority);

@@ -1,7 +1,7 @@
 //! TLS that passes unread: in a tunnel, or at a transparent listener.
 
 use crate::client::get_unread_on;
-use crate::network::{Network, ODD_NAMES, odd_names};
+use crate::network::{MAX_DATA_LIKE_NAMES, Network, data_like_names};
 
 pub(crate) fn identity(network: &Network) {
     let client = network.client();
@@ -34,9 +34,9 @@ pub(crate) fn breaker(network: &Network) {
 
 pub(crate) fn labels(network: &Network) {
     let client = network.client();
-    for (at, host) in odd_names("unread.example").enumerate() {
+    for (at, host) in data_like_names("unread.example").enumerate() {
         let send = || client.get_unread(&network.direct(&host));
-        if at < ODD_NAMES {
+        if at < MAX_DATA_LIKE_NAMES {
             network.allows_unread(&host, send);
         } else {
             network.denies_unread(&host, ("rate_limited", "dns:labels"), send);

@@ -35,9 +35,9 @@ impl Pushes {
 
     /// Commits a file on top of what upstream has.
     fn commit(&self, file: &str, text: &str) {
-        let yard = &self.repository.yard;
-        yard.git_in(&self.dir, &["reset", "-q", "--hard", "origin/main"]);
-        yard.commit(&self.dir, file, text);
+        let git_fixture = &self.repository.git_fixture;
+        git_fixture.git_in(&self.dir, &["reset", "-q", "--hard", "origin/main"]);
+        git_fixture.commit(&self.dir, file, text);
     }
 
     fn push(&self, branch: &str) -> Output {
@@ -60,12 +60,12 @@ impl Pushes {
     /// A push that must be refused; upstream stays as it is.
     #[track_caller]
     fn denies(&self, branch: &str, reason: &str, rule: &str, printed: &str) {
-        let before = self.repository.yard.refs("acme/app");
+        let before = self.repository.git_fixture.refs("acme/app");
         let output = self.push(branch);
         failed(&output, printed);
         let fields = [("kind", "git"), ("operation", "push")];
         self.repository.audit.denied(reason, rule, &fields);
-        assert_eq!(self.repository.yard.refs("acme/app"), before);
+        assert_eq!(self.repository.git_fixture.refs("acme/app"), before);
     }
 
     /// Keeps the client without a push to spare while `work` runs: one comes back every second.

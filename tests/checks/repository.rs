@@ -31,7 +31,7 @@ pub(crate) enum Entry {
 
 /// See the module.
 pub(crate) struct Repository {
-    pub(crate) yard: GitFixture,
+    pub(crate) git_fixture: GitFixture,
     pub(crate) audit: Audit,
     entry: Entry,
     /// The network of the sandbox.
@@ -54,7 +54,7 @@ impl Repository {
             let records = vec![record(name, RecordData::A(Ipv4Addr::LOCALHOST))];
             resolver.set_reply(name, 1, resolver::DnsReply::Records(records));
         }
-        let yard = GitFixture::with(FixtureOptions {
+        let git_fixture = GitFixture::with(FixtureOptions {
             checked: true,
             policy,
             git: "  protected: [ok/protected]\n  mirrors:\n    \
@@ -70,8 +70,8 @@ impl Repository {
             ..FixtureOptions::default()
         });
         let mut repository = Self {
-            audit: Audit::new(yard.control_socket()),
-            yard,
+            audit: Audit::new(git_fixture.control_socket()),
+            git_fixture,
             entry,
             inside: None,
             id: "agent".to_owned(),
@@ -84,10 +84,12 @@ impl Repository {
     }
 
     fn create_sandbox(&mut self) {
-        let made = self.yard.ok(&["create", "box", "--no-repo", "--json"]);
+        let made = self
+            .git_fixture
+            .ok(&["create", "box", "--no-repo", "--json"]);
         let made: Value = serde_json::from_str(&made).unwrap();
         self.id = made["id"].as_str().unwrap().to_owned();
-        self.inside = Some(NetNamespace::of(&self.yard.gate_dir, &self.id));
+        self.inside = Some(NetNamespace::of(&self.git_fixture.gate_dir, &self.id));
     }
 
     /// How clients reach the repository.
@@ -107,12 +109,12 @@ impl Repository {
 
     /// A working copy with a commit that upstream has.
     pub(crate) fn working_copy(&self) -> PathBuf {
-        self.yard.working_copy("work")
+        self.git_fixture.working_copy("work")
     }
 
     /// Runs git as the client does.
     pub(crate) fn git(&self, dir: &Path, args: &[&str]) -> Output {
-        let mut command = self.yard.command(dir, args);
+        let mut command = self.git_fixture.command(dir, args);
         match &self.inside {
             None => command.output().unwrap(),
             Some(inside) => inside.within(|| command.output().unwrap()),
@@ -121,7 +123,7 @@ impl Repository {
 
     /// A client for requests over HTTP, which count as those of git do.
     pub(crate) fn client(&self) -> Client {
-        let proxy = self.yard.proxy();
+        let proxy = self.git_fixture.proxy();
         match (&self.inside, self.entry) {
             (Some(inside), _) => Client::Sandbox(inside.clone()),
             (None, Entry::Host) => Client::Tunnel(CONTAINER, proxy),
@@ -132,7 +134,7 @@ impl Repository {
     /// Ends the registration of the client.
     pub(crate) fn unregister(&self) {
         let path = format!("/internal/containers/{}", self.id);
-        let control = self.yard.control_socket();
+        let control = self.git_fixture.control_socket();
         let answer = http::send(&control, "DELETE", &path, b"").unwrap();
         assert_eq!(answer.status, 200, "{}", answer.text());
     }

@@ -1,6 +1,6 @@
 //! A request that a client sends: through the proxy, in a tunnel, or at a transparent listener.
 
-use crate::network::{Network, ODD_NAMES, names_record, odd_names};
+use crate::network::{MAX_DATA_LIKE_NAMES, Network, data_like_names, names_record};
 
 pub(crate) fn identity(network: &Network) {
     let client = network.client();
@@ -39,9 +39,9 @@ pub(crate) fn breaker(network: &Network) {
 
 pub(crate) fn labels(network: &Network) {
     let client = network.client();
-    for (at, host) in odd_names("wild.example").enumerate() {
+    for (at, host) in data_like_names("wild.example").enumerate() {
         let send = || client.get(&network.direct(&host), "/");
-        if at < ODD_NAMES {
+        if at < MAX_DATA_LIKE_NAMES {
             network.allows(&host, send);
         } else {
             network.denies(&host, (429, "rate_limited", "dns:labels"), send);

@@ -34,7 +34,7 @@ fn assert_no_process_left(gate_dir: &GateDir) {
 }
 
 #[test]
-fn a_killed_background_gate_is_restarted_without_a_command() {
+fn killed_background_gate_is_restarted_by_its_watchdog() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     assert!(gate_dir.run(&["gate", "start"]).status.success());
@@ -53,7 +53,7 @@ fn a_killed_background_gate_is_restarted_without_a_command() {
 }
 
 #[test]
-fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
+fn repeatedly_dying_gate_stays_down_with_its_cause() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     assert!(gate_dir.run(&["gate", "start"]).status.success());
@@ -75,10 +75,10 @@ fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
     for command in [["gate", "status"].as_slice(), &["health"]] {
         let output = gate_dir.run(command);
         assert_eq!(output.status.code(), Some(5), "{command:?}");
-        let said = stderr(&output);
+        let printed = stderr(&output);
         assert!(
-            said.contains(why) && said.contains("last cause: killed by SIGKILL"),
-            "{said}"
+            printed.contains(why) && printed.contains("last cause: killed by SIGKILL"),
+            "{printed}"
         );
     }
     let status = stdout(&gate_dir.run(&["gate", "status", "--json"]));
@@ -96,7 +96,7 @@ fn a_background_gate_that_keeps_dying_stays_down_and_says_why() {
 }
 
 #[test]
-fn a_background_gate_that_is_stopped_stays_stopped() {
+fn stopped_background_gate_is_not_restarted() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     let started = || {
@@ -146,7 +146,7 @@ fn a_background_gate_that_is_stopped_stays_stopped() {
 }
 
 #[test]
-fn a_gate_whose_watchdog_is_killed_runs_on() {
+fn gate_keeps_running_when_its_watchdog_is_killed() {
     let gate_dir = GateDir::new(PALISADE);
     let _cleanup = Background(&gate_dir);
     assert!(gate_dir.run(&["gate", "start"]).status.success());

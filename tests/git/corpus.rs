@@ -110,15 +110,15 @@ fn outcome(output: &Output) -> String {
 }
 
 /// Pushes every case of [`PUSHES`] to `remote`.
-fn push_all(corpus: &mut Corpus, way: &str, git_fixture: &GitFixture, dir: &Path, remote: &str) {
+fn push_all(corpus: &mut Corpus, mode: &str, git_fixture: &GitFixture, dir: &Path, remote: &str) {
     for (at, (name, work, refspecs)) in PUSHES.iter().enumerate() {
         // A sandbox may push ten times at once; a restarted gate has a full bucket.
         if at % 4 == 0 {
-            git_fixture.rested();
+            git_fixture.restart_gate();
         }
         let start = git_fixture.git_in(dir, &["rev-parse", "HEAD"]);
         work.prepare(git_fixture, dir, name);
-        corpus.case(&format!("{way}: {name}"), || {
+        corpus.case(&format!("{mode}: {name}"), || {
             outcome(&git_fixture.try_git(dir, &[&["push", remote], *refspecs].concat()))
         });
         // Only work on the first branch builds on what was pushed before.
@@ -129,7 +129,7 @@ fn push_all(corpus: &mut Corpus, way: &str, git_fixture: &GitFixture, dir: &Path
 }
 
 /// An upstream branch that the sandbox did not create.
-fn theirs(git_fixture: &GitFixture, dir: &Path) {
+fn create_foreign_branch(git_fixture: &GitFixture, dir: &Path) {
     let upstream = git_fixture.upstream("acme/app");
     let upstream = upstream.to_str().unwrap();
     git_fixture.git_in(dir, &["push", "-q", upstream, "HEAD:refs/heads/theirs"]);
@@ -137,7 +137,7 @@ fn theirs(git_fixture: &GitFixture, dir: &Path) {
 
 #[test]
 fn corpus_of_pushes_over_http() {
-    for (way, bot, checked) in [
+    for (mode, bot, checked) in [
         ("user", false, false),
         ("bot", true, false),
         ("user, objects read", false, true),
@@ -149,12 +149,12 @@ fn corpus_of_pushes_over_http() {
             ..FixtureOptions::default()
         });
         let dir = git_fixture.working_copy("work");
-        theirs(&git_fixture, &dir);
+        create_foreign_branch(&git_fixture, &dir);
         let mut corpus = Corpus::open(
-            &format!("push-{}", way.replace(", ", "-").replace(' ', "-")),
+            &format!("push-{}", mode.replace(", ", "-").replace(' ', "-")),
             &git_fixture.control_socket(),
         );
-        push_all(&mut corpus, way, &git_fixture, &dir, "origin");
+        push_all(&mut corpus, mode, &git_fixture, &dir, "origin");
         corpus.finish();
     }
 }
@@ -187,7 +187,7 @@ fn corpus_of_fetches_over_http() {
     let mut corpus = Corpus::open("fetch", &git_fixture.control_socket());
     for version in [0, 1, 2] {
         let git = crate::git_fixture::gits()[0];
-        let git_fixture = git_fixture.speaking(git, version);
+        let git_fixture = git_fixture.use_git(git, version);
         for (name, url) in [
             ("own repository", format!("{FORGE}/acme/app")),
             (

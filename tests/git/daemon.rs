@@ -16,12 +16,12 @@ const SETTINGS: &str = "-c user.name=Agent -c user.email=agent@example.com \
                         -c init.defaultBranch=main -c gc.auto=0";
 
 /// A sandbox with a mirror.
-struct Inside {
+struct MirrorSandbox {
     fixture: MirrorFixture,
     git: String,
 }
 
-impl Inside {
+impl MirrorSandbox {
     fn new(options: &MirrorOptions) -> Self {
         let fixture = MirrorFixture::new(options);
         fixture.git_fixture.ok(&["create", "inside", "--no-repo"]);
@@ -31,7 +31,7 @@ impl Inside {
         }
     }
 
-    fn speaking(&mut self, git: &str, version: u8) {
+    fn use_git(&mut self, git: &str, version: u8) {
         self.git = format!("{git} {SETTINGS} -c protocol.version={version}");
     }
 
@@ -59,14 +59,14 @@ impl Inside {
         let output = self.run(lines);
         assert!(!output.status.success(), "{lines}: {}", describe(&output));
         assert_ne!(output.status.code(), Some(124), "it hung");
-        let said = output::stderr(&output);
-        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        let printed = output::stderr(&output);
+        assert!(printed.contains(sentence), "no '{sentence}' in: {printed}");
         assert_eq!(self.fixture.refs(), before);
-        said
+        printed
     }
 
     /// The response to these bytes, up to the end of the connection.
-    fn speak(&self, bytes: &[u8]) -> String {
+    fn send_raw(&self, bytes: &[u8]) -> String {
         let mut octal = String::new();
         for byte in bytes {
             let _ = write!(octal, "\\{byte:03o}");
@@ -87,7 +87,7 @@ impl Inside {
     }
 }
 
-impl Drop for Inside {
+impl Drop for MirrorSandbox {
     fn drop(&mut self) {
         let _ = self
             .fixture
@@ -101,11 +101,11 @@ fn pkt(data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
-    let mut inside = Inside::new(&MirrorOptions::default());
+fn clone_fetch_and_push_work_with_every_git_version() {
+    let mut inside = MirrorSandbox::new(&MirrorOptions::default());
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            inside.speaking(git, version);
+            inside.use_git(git, version);
             let name = format!("{at}-{version}");
             let made = inside.ok(&format!(
                 "$git clone -q {APP} work-{name}; cd work-{name}
@@ -162,11 +162,11 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
 }
 
 #[test]
-fn shallow_and_partial_clones_are_served_under_every_name() {
-    let mut inside = Inside::new(&MirrorOptions::default());
+fn shallow_and_partial_clones_work_under_every_name() {
+    let mut inside = MirrorSandbox::new(&MirrorOptions::default());
     inside.fixture.out_of_band("two", "refs/heads/trunk");
     for version in [0, 2] {
-        inside.speaking(gits()[0], version);
+        inside.use_git(gits()[0], version);
         let counts = inside.ok(&format!(
             "$git clone -q --depth=1 {APP}.git shallow-{version}; cd shallow-{version}
              $git rev-list --count HEAD; $git fetch -q --unshallow; $git rev-list --count HEAD
@@ -178,8 +178,8 @@ fn shallow_and_partial_clones_are_served_under_every_name() {
 }
 
 #[test]
-fn pushes_are_judged_as_any_other() {
-    let inside = Inside::new(&MirrorOptions {
+fn pushes_to_a_mirror_are_checked() {
+    let inside = MirrorSandbox::new(&MirrorOptions {
         checked: true,
         ..MirrorOptions::default()
     });
@@ -193,9 +193,9 @@ fn pushes_are_judged_as_any_other() {
         (":refs/heads/mine", "git_delete"),
         ("HEAD:refs/notes/commits", "git_namespace"),
     ] {
-        let said = inside.refused(&format!("cd work; $git push origin {spec}"), sentence);
-        assert!(said.contains("remote: palisade: "), "{said}");
-        assert!(said.contains("[remote rejected]"), "{said}");
+        let printed = inside.refused(&format!("cd work; $git push origin {spec}"), sentence);
+        assert!(printed.contains("remote: palisade: "), "{printed}");
+        assert!(printed.contains("[remote rejected]"), "{printed}");
     }
     let add = |file: &str, text: &str| {
         format!(
@@ -203,8 +203,8 @@ fn pushes_are_judged_as_any_other() {
              $git commit -qm more; $git push origin HEAD:refs/heads/mine"
         )
     };
-    let said = inside.refused(&add("b", SECRET), "secret_found");
-    assert!(!said.contains(SECRET), "{said}");
+    let printed = inside.refused(&add("b", SECRET), "secret_found");
+    assert!(!printed.contains(SECRET), "{printed}");
     inside.ok("cd work; $git reset -q --hard HEAD~");
     inside.refused(&add(".github/workflows/ci.yaml", "on: push"), "git_path");
     inside.ok("cd work; $git reset -q --hard HEAD~");
@@ -216,27 +216,27 @@ fn pushes_are_judged_as_any_other() {
 }
 
 #[test]
-fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
-    let inside = Inside::new(&MirrorOptions::default());
+fn unknown_mirror_is_refused_with_a_message_git_prints() {
+    let inside = MirrorSandbox::new(&MirrorOptions::default());
     for (path, sentence) in [
         ("other", "There is no mirror 'other' here."),
-        ("acme/app", "Only mirrors are here"),
-        ("git/../app", "Only mirrors are here"),
+        ("acme/app", "This path is not a mirror"),
+        ("git/../app", "This path is not a mirror"),
     ] {
         for line in [
             format!("$git clone -q git://palisade.internal/{path} work"),
             format!("$git init -q x; cd x; $git push git://palisade.internal/{path} :refs/heads/a"),
         ] {
-            let said = inside.refused(&line, sentence);
-            assert!(said.contains("remote error: "), "{said}");
+            let printed = inside.refused(&line, sentence);
+            assert!(printed.contains("remote error: "), "{printed}");
             assert!(
-                said.contains("git_repo, rule git.mirrors, request "),
-                "{said}"
+                printed.contains("git_repo, rule git.mirrors, request "),
+                "{printed}"
             );
         }
     }
     let line = format!("$git archive --remote={APP} HEAD");
-    inside.refused(&line, "What is asked for cannot be read.");
+    inside.refused(&line, "The git request could not be parsed.");
     for bytes in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"0000",
@@ -244,17 +244,17 @@ fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
         b"zzzz",
         b"0010git-upload-p",
     ] {
-        let said = inside.speak(bytes);
+        let printed = inside.send_raw(bytes);
         assert!(
-            said.contains("ERR What is asked for cannot be read."),
-            "{said}"
+            printed.contains("ERR The git request could not be parsed."),
+            "{printed}"
         );
     }
 }
 
 #[test]
-fn an_upstream_that_is_down_is_said_to_be() {
-    let mut inside = Inside::new(&MirrorOptions::default());
+fn unreachable_upstream_is_reported() {
+    let mut inside = MirrorSandbox::new(&MirrorOptions::default());
     inside.ok(&format!("$git clone -q {APP} work"));
     inside.fixture.sshd.stop();
     let sentence = "The upstream of mirror 'app' cannot be used: it refuses the connection.";
@@ -268,8 +268,8 @@ fn an_upstream_that_is_down_is_said_to_be() {
 }
 
 #[test]
-fn a_push_that_does_not_end_with_its_pack_is_refused() {
-    let inside = Inside::new(&MirrorOptions::default());
+fn push_with_malformed_or_trailing_pack_is_refused() {
+    let inside = MirrorSandbox::new(&MirrorOptions::default());
     let (zero, new) = ("0".repeat(40), "1".repeat(40));
     let command = format!("{zero} {new} refs/heads/x\0 report-status side-band-64k");
     let begin = [
@@ -288,30 +288,33 @@ fn a_push_that_does_not_end_with_its_pack_is_refused() {
     for (pack, sentence) in [
         (
             [empty.clone(), b"x".to_vec()].concat(),
-            "something follows it",
+            "there are bytes after its end",
         ),
-        ([empty.clone(), empty].concat(), "something follows it"),
+        (
+            [empty.clone(), empty].concat(),
+            "there are bytes after its end",
+        ),
         (pack(1, &[0x7f; 30]), "an object cannot be unpacked"),
         (pack(1, larger), "an object cannot be unpacked"),
         (pack(1, &[0x50]), "an object cannot be read"),
         (pack(0, &[0; 20]), "its checksum is wrong"),
         (b"GIF89a".to_vec(), "what follows the commands is no pack"),
     ] {
-        let said = inside.speak(&[begin.as_slice(), &pack].concat());
-        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        let reply = inside.send_raw(&[begin.as_slice(), &pack].concat());
+        assert!(reply.contains(sentence), "no '{sentence}' in: {reply}");
         assert!(
-            said.contains("ng refs/heads/x palisade: git_malformed"),
-            "{said}"
+            reply.contains("ng refs/heads/x palisade: git_malformed"),
+            "{reply}"
         );
     }
-    let said = inside.speak(&[pkt(b"git-receive-pack /app\0"), pkt(b"nonsense")].concat());
-    assert!(said.contains("ERR The push could not be read"), "{said}");
+    let reply = inside.send_raw(&[pkt(b"git-receive-pack /app\0"), pkt(b"nonsense")].concat());
+    assert!(reply.contains("ERR The push could not be read"), "{reply}");
     assert!(!inside.fixture.refs().contains("refs/heads/x"));
 }
 
 #[test]
-fn sizes_count_and_what_is_too_large_is_heard_out() {
-    let inside = Inside::new(&MirrorOptions {
+fn oversized_push_is_read_to_its_end_and_refused() {
+    let inside = MirrorSandbox::new(&MirrorOptions {
         policy: "git: {push_limits: {warning_bytes: 1048576, hard_limit_bytes: 3145728}}\n",
         ..MirrorOptions::default()
     });
@@ -323,22 +326,22 @@ fn sizes_count_and_what_is_too_large_is_heard_out() {
     };
     inside.ok(&format!("$git clone -q {APP} work"));
     inside.ok(&commit(2));
-    let said = inside.ok("cd work; $git push origin HEAD:refs/heads/fits 2>&1");
+    let printed = inside.ok("cd work; $git push origin HEAD:refs/heads/fits 2>&1");
     assert!(
-        said.contains("remote: palisade: this push has 2 MB"),
-        "{said}"
+        printed.contains("remote: palisade: this push has 2 MB"),
+        "{printed}"
     );
     inside.ok(&commit(8));
-    let said = inside.refused(
+    let printed = inside.refused(
         "cd work; $git push origin HEAD:refs/heads/large",
         "This push has 8 MB; pushes above 3 MB are refused.",
     );
-    assert!(said.contains("git_size"), "{said}");
+    assert!(printed.contains("git_size"), "{printed}");
 }
 
 #[test]
-fn a_deletion_has_no_pack_to_wait_for() {
-    let inside = Inside::new(&MirrorOptions {
+fn deletion_is_processed_without_waiting_for_a_pack() {
+    let inside = MirrorSandbox::new(&MirrorOptions {
         policy: "policy: {allow_branch_deletion: true}\n",
         ..MirrorOptions::default()
     });
@@ -351,14 +354,14 @@ fn a_deletion_has_no_pack_to_wait_for() {
 }
 
 #[test]
-fn objects_with_long_names_come_and_go() {
-    let mut inside = Inside::new(&MirrorOptions {
+fn sha256_repository_is_cloned_and_pushed() {
+    let mut inside = MirrorSandbox::new(&MirrorOptions {
         checked: true,
         sha256: true,
         ..MirrorOptions::default()
     });
     for version in [0, 2] {
-        inside.speaking(gits()[0], version);
+        inside.use_git(gits()[0], version);
         let made = inside.ok(&format!(
             "$git clone -q {APP} work-{version}; cd work-{version}
              test $($git rev-parse --show-object-format) = sha256; $git fsck --strict
@@ -369,20 +372,20 @@ fn objects_with_long_names_come_and_go() {
         let refs = inside.fixture.refs();
         let pushed = format!("refs/heads/branch-{version} {made}");
         assert!(refs.contains(&pushed), "{refs}");
-        let said = inside.refused(
+        let printed = inside.refused(
             &format!(
                 "cd work-{version}; echo {SECRET} > two; $git add two; $git commit -qm two
                  $git push origin HEAD:refs/heads/branch-{version}"
             ),
             "secret_found",
         );
-        assert!(!said.contains(SECRET), "{said}");
+        assert!(!printed.contains(SECRET), "{printed}");
     }
 }
 
 #[test]
-fn the_operators_own_rules_are_asked() {
-    let inside = Inside::new(&MirrorOptions {
+fn operators_policy_bundle_decides_about_pushes() {
+    let inside = MirrorSandbox::new(&MirrorOptions {
         top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
         ..MirrorOptions::default()
     });
@@ -390,16 +393,16 @@ fn the_operators_own_rules_are_asked() {
         "$git clone -q {APP} work; cd work; $git push -q origin HEAD:refs/heads/ok/one"
     ));
     assert!(inside.fixture.refs().contains("refs/heads/ok/one"));
-    let said = inside.refused(
+    let printed = inside.refused(
         "cd work; $git push origin HEAD:refs/heads/two",
         "Only below ok.",
     );
-    assert!(said.contains("rego_denied"), "{said}");
+    assert!(printed.contains("rego_denied"), "{printed}");
 }
 
 #[test]
-fn a_push_of_ninety_megabytes_waits_on_disk() {
-    let inside = Inside::new(&MirrorOptions {
+fn push_of_ninety_megabytes_is_spooled_to_disk() {
+    let inside = MirrorSandbox::new(&MirrorOptions {
         checked: true,
         ..MirrorOptions::default()
     });
@@ -411,10 +414,10 @@ fn a_push_of_ninety_megabytes_waits_on_disk() {
     let (_, idle) = inside.fixture.git_fixture.memory();
     let output = inside.run("cd work; $git push origin HEAD:refs/heads/large");
     assert!(output.status.success(), "{}", describe(&output));
-    let said = output::stderr(&output);
+    let printed = output::stderr(&output);
     assert!(
-        said.contains("remote: palisade: this push has 90"),
-        "{said}"
+        printed.contains("remote: palisade: this push has 90"),
+        "{printed}"
     );
     let (most, _) = inside.fixture.git_fixture.memory();
     assert!(

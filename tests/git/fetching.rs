@@ -5,14 +5,14 @@ use testkit::output;
 use crate::git_fixture::{APP, FORGE, FixtureOptions, GitFixture, describe, gits};
 
 #[test]
-fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
+fn clone_and_fetch_work_in_every_form() {
     let mut fixture = GitFixture::new();
     let first = fixture.working_copy("first");
     fixture.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
     let home = fixture.path("");
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            let fixture = fixture.speaking(git, version);
+            let fixture = fixture.use_git(git, version);
             let name = |form: &str| format!("{form}-{at}-{version}");
             let whole = name("whole");
             fixture.git_in(&home, &["clone", "-q", &format!("{APP}.git"), &whole]);
@@ -26,7 +26,7 @@ fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
 
             // Something new upstream is fetched, with a request that git compresses.
             let branch = format!("HEAD:refs/heads/{}", name("new"));
-            fixture.rested();
+            fixture.restart_gate();
             fixture.commit(&first, &name("file"), "new\n");
             fixture.git_in(&first, &["push", "-q", "origin", &branch]);
             for clone in [&whole, &shallow] {
@@ -39,7 +39,7 @@ fn clone_and_fetch_work_in_every_form_with_every_git_and_protocol() {
 }
 
 #[test]
-fn a_repository_of_longer_hashes_is_fetched_and_pushed_to() {
+fn sha256_repository_is_fetched_and_pushed() {
     let fixture = GitFixture::new();
     fixture.bare("acme/long", &["--object-format=sha256"]);
     let home = fixture.path("");
@@ -61,7 +61,7 @@ fn a_repository_of_longer_hashes_is_fetched_and_pushed_to() {
 }
 
 #[test]
-fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
+fn unregistered_repository_is_refused_in_every_spelling() {
     let fixture = GitFixture::new();
     fixture.bare("acme/other", &[]);
     fixture.bare("acme/app.wiki", &[]);
@@ -79,11 +79,11 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
     ] {
         let url = format!("{FORGE}/{path}");
         let output = fixture.try_git(&home, &["ls-remote", &url]);
-        let said = output::stderr(&output);
+        let printed = output::stderr(&output);
         assert!(!output.status.success(), "{path}: {}", describe(&output));
         let sentence = format!("remote: Repo not authorized: {shown}");
-        assert!(said.contains(&sentence), "{path}: {said}");
-        assert!(said.contains("git_repo"), "{said}");
+        assert!(printed.contains(&sentence), "{path}: {printed}");
+        assert!(printed.contains("git_repo"), "{printed}");
     }
     for path in ["acme/other/git-receive-pack", "acme/other/git-upload-pack"] {
         let (status, body) = fixture.post(&format!("{FORGE}/{path}"), b"0000", &[]);
@@ -123,7 +123,7 @@ fn a_repository_that_is_not_registered_is_refused_in_every_spelling() {
 }
 
 #[test]
-fn what_is_public_is_read_as_nobody() {
+fn public_repository_is_read_without_credentials() {
     let fixture = GitFixture::with(FixtureOptions {
         git: "  read_public: true\n",
         ..FixtureOptions::default()
@@ -132,7 +132,7 @@ fn what_is_public_is_read_as_nobody() {
     let other = fixture.bare("acme/other", &[]);
     let other = other.to_str().unwrap().to_owned();
     fixture.git_in(&first, &["push", "-q", &other, "HEAD:refs/heads/main"]);
-    let asked = fixture.forge.requests().len();
+    let before = fixture.forge.requests().len();
     let url = format!("{FORGE}/acme/other");
     let key = "http.extraHeader=Authorization: Bearer client-secret";
     let cookie = "http.extraHeader=Private-Token: client-secret";
@@ -141,7 +141,7 @@ fn what_is_public_is_read_as_nobody() {
         &home,
         &["-c", key, "-c", cookie, "clone", "-q", &url, "other"],
     );
-    let seen = fixture.forge.requests().split_off(asked);
+    let seen = fixture.forge.requests().split_off(before);
     assert!(!seen.is_empty());
     for one in &seen {
         let headers = format!("{:?}", one.headers);
@@ -160,7 +160,7 @@ fn what_is_public_is_read_as_nobody() {
 }
 
 #[test]
-fn large_files_of_a_registered_repository_pass_and_of_others_do_not() {
+fn lfs_requests_pass_only_for_registered_repositories() {
     let fixture = GitFixture::new();
     let kind = "content-type: application/vnd.git-lfs+json";
     for (repo, expected) in [

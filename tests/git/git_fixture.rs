@@ -19,7 +19,7 @@ pub(crate) const FORGE: &str = "https://forge.example";
 /// The repository the container is registered for.
 pub(crate) const APP: &str = "https://forge.example/acme/app";
 
-/// A policy of the operator, in the directory `mine`.
+/// A policy bundle of the operator, in the directory `mine`.
 const BUNDLE: &str = r#"package git.push
 
 default allow := false
@@ -54,8 +54,8 @@ pub(crate) struct GitFixture {
     version: u8,
 }
 
-/// What the operator says beside the usual. In the configuration `{forge}` stands for the
-/// forge's address, and `{port}` for its port.
+/// Settings beside the defaults. In the configuration `{forge}` stands for the forge's address,
+/// and `{port}` for its port.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct FixtureOptions<'a> {
     /// More of the section `git`.
@@ -64,7 +64,7 @@ pub(crate) struct FixtureOptions<'a> {
     pub(crate) policy: &'a str,
     /// More at the top of palisade.yaml.
     pub(crate) top: &'a str,
-    /// Other hosts, and where they are.
+    /// Addresses of further hosts.
     pub(crate) resolve: &'a str,
     /// More hosts that may be reached.
     pub(crate) domains: &'a str,
@@ -183,7 +183,7 @@ impl GitFixture {
     }
 
     /// Uses another git program and protocol version.
-    pub(crate) fn speaking(&mut self, git: &str, version: u8) -> &Self {
+    pub(crate) fn use_git(&mut self, git: &str, version: u8) -> &Self {
         self.git = git.to_owned();
         self.version = version;
         self
@@ -282,24 +282,24 @@ impl GitFixture {
     pub(crate) fn refused(&self, dir: &Path, args: &[&str], reason: &str, sentence: &str) {
         let (before, sent) = (self.refs("acme/app"), self.forge.pushed());
         let output = self.try_git(dir, args);
-        let said = output::stderr(&output);
+        let printed = output::stderr(&output);
         assert!(
             !output.status.success(),
             "git {args:?}: {}",
             describe(&output)
         );
-        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
-        assert!(said.contains("remote: palisade: "), "{said}");
-        assert!(said.contains(reason), "no '{reason}' in: {said}");
+        assert!(printed.contains(sentence), "no '{sentence}' in: {printed}");
+        assert!(printed.contains("remote: palisade: "), "{printed}");
+        assert!(printed.contains(reason), "no '{reason}' in: {printed}");
         assert_eq!(self.refs("acme/app"), before);
         assert_eq!(self.forge.pushed(), sent, "upstream saw bytes of it");
-        self.explained(&said, reason);
+        self.explained(&printed, reason);
     }
 
     /// git's output names a request that `palisade why` and the audit log explain.
     #[track_caller]
-    fn explained(&self, said: &str, reason: &str) {
-        let (_, rest) = said.split_once("request ").expect("a request id");
+    fn explained(&self, printed: &str, reason: &str) {
+        let (_, rest) = printed.split_once("request ").expect("a request id");
         let id = rest.get(..26).unwrap();
         let why = self.ok(&["why", id, "--json"]);
         assert!(why.contains(reason), "{why}");
@@ -363,8 +363,8 @@ impl GitFixture {
         command.current_dir(dir).output().unwrap()
     }
 
-    /// Restarts the gate, whose rate limit for pushes is then full again.
-    pub(crate) fn rested(&self) {
+    /// Restarts the gate, which refills the rate limit for pushes.
+    pub(crate) fn restart_gate(&self) {
         self.ok(&["gate", "restart"]);
     }
 
@@ -418,8 +418,8 @@ impl GitFixture {
             .output()
             .unwrap();
         assert!(output.status.success(), "{args:?}: {}", describe(&output));
-        let said = output::stdout(&output);
-        let (body, status) = said.rsplit_once('\n').unwrap();
+        let printed = output::stdout(&output);
+        let (body, status) = printed.rsplit_once('\n').unwrap();
         (status.parse().unwrap(), body.to_owned())
     }
 

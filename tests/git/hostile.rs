@@ -41,7 +41,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_deletion_is_found_wherever_it_hides() {
+fn deletion_is_found_in_every_encoding_of_a_push() {
     let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let fine = format!("{zero} {one} refs/heads/fine");
@@ -57,17 +57,17 @@ fn a_deletion_is_found_wherever_it_hides() {
             vec!["content-encoding: GZip", "transfer-encoding: chunked"],
         ),
     ] {
-        let (status, said) = fixture.post(TARGET, &bytes, &headers);
-        assert_eq!(status, 200, "{headers:?}: {said}");
-        assert!(said.contains("unpack ok\n"), "{said}");
-        assert!(said.contains("ng refs/heads/gone palisade: git_delete\n"));
-        assert!(said.contains("ng refs/heads/fine palisade: another ref"));
+        let (status, reply) = fixture.post(TARGET, &bytes, &headers);
+        assert_eq!(status, 200, "{headers:?}: {reply}");
+        assert!(reply.contains("unpack ok\n"), "{reply}");
+        assert!(reply.contains("ng refs/heads/gone palisade: git_delete\n"));
+        assert!(reply.contains("ng refs/heads/fine palisade: another ref"));
     }
     assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
-fn what_cannot_be_read_in_one_way_is_refused() {
+fn ambiguous_push_is_refused() {
     let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let fine = push(&[&format!("{zero} {one} refs/heads/fine")]);
@@ -102,14 +102,14 @@ fn what_cannot_be_read_in_one_way_is_refused() {
             &["content-encoding: identity", "content-encoding: gzip"],
         ),
     ] {
-        let (status, said) = fixture.post(TARGET, bytes, headers);
-        assert!(said.contains("git_malformed"), "{headers:?}: {said}");
+        let (status, reply) = fixture.post(TARGET, bytes, headers);
+        assert!(reply.contains("git_malformed"), "{headers:?}: {reply}");
         assert!(
-            status == 400 || said.contains("ng refs/heads/fine"),
-            "{status} {said}"
+            status == 400 || reply.contains("ng refs/heads/fine"),
+            "{status} {reply}"
         );
     }
-    let (status, said) = fixture.curl(&[
+    let (status, reply) = fixture.curl(&[
         "-X",
         "POST",
         "-H",
@@ -118,34 +118,34 @@ fn what_cannot_be_read_in_one_way_is_refused() {
         "0000",
         TARGET,
     ]);
-    assert_eq!(status, 400, "{said}");
+    assert_eq!(status, 400, "{reply}");
     assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
-fn a_probe_passes() {
+fn empty_probe_request_passes() {
     let fixture = GitFixture::new();
     let (status, _) = fixture.post(TARGET, b"0000", &[]);
     assert_eq!(status, 200);
-    let asked = fixture.forge.requests();
-    assert_eq!((asked.len(), asked[0].length), (1, 4));
+    let requests = fixture.forge.requests();
+    assert_eq!((requests.len(), requests[0].length), (1, 4));
 }
 
 #[test]
-fn a_client_that_wants_no_report_is_refused_by_the_status() {
+fn client_without_report_status_is_refused_by_http_status() {
     let fixture = GitFixture::new();
     let (zero, one) = ("0".repeat(40), "1".repeat(40));
     let mut body = line(format!("{zero} {one} refs/heads/main").as_bytes());
     body.extend_from_slice(b"0000PACK\0\0\0\x02\0\0\0\0");
     body.extend_from_slice(&[7; 20]);
-    let (status, said) = fixture.post(TARGET, &body, &[]);
-    assert_eq!(status, 403, "{said}");
-    assert!(said.contains("\"reason\":\"git_protected\""), "{said}");
+    let (status, reply) = fixture.post(TARGET, &body, &[]);
+    assert_eq!(status, 403, "{reply}");
+    assert!(reply.contains("\"reason\":\"git_protected\""), "{reply}");
     assert_eq!(fixture.forge.requests().len(), 0);
 }
 
 #[test]
-fn a_bomb_is_not_unpacked() {
+fn decompression_bomb_is_refused() {
     let fixture = GitFixture::with(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 1000000}}\n",
         ..FixtureOptions::default()
@@ -156,8 +156,8 @@ fn a_bomb_is_not_unpacked() {
     let bomb = gzip(&body);
     assert!(bomb.len() < 1 << 20);
     let (before, _) = fixture.memory();
-    let (status, said) = fixture.post(TARGET, &bomb, &["content-encoding: gzip"]);
-    assert_eq!(status, 413, "{said}");
+    let (status, reply) = fixture.post(TARGET, &bomb, &["content-encoding: gzip"]);
+    assert_eq!(status, 413, "{reply}");
     let (after, _) = fixture.memory();
     assert!(after - before < 64 * 1024, "{before} {after}");
     assert_eq!(fixture.forge.requests().len(), 0);

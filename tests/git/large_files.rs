@@ -7,7 +7,7 @@ use testkit::output;
 use crate::git_fixture::{APP, FixtureOptions, GitFixture};
 
 /// Makes git-lfs track `*.bin` in a working copy.
-fn tracked(fixture: &GitFixture, name: &str) -> PathBuf {
+fn working_copy_with_lfs(fixture: &GitFixture, name: &str) -> PathBuf {
     fixture.git_in(&fixture.path(""), &["lfs", "install", "--skip-repo"]);
     let dir = fixture.working_copy(name);
     fixture.git_in(&dir, &["lfs", "install", "--local"]);
@@ -16,7 +16,7 @@ fn tracked(fixture: &GitFixture, name: &str) -> PathBuf {
 }
 
 /// The SHA-256 in the committed pointer.
-fn pointed(fixture: &GitFixture, dir: &Path, file: &str) -> String {
+fn lfs_pointer_id(fixture: &GitFixture, dir: &Path, file: &str) -> String {
     let pointer = fixture.git_in(dir, &["show", &format!("HEAD:{file}")]);
     let oid = pointer
         .lines()
@@ -26,12 +26,12 @@ fn pointed(fixture: &GitFixture, dir: &Path, file: &str) -> String {
 }
 
 #[test]
-fn a_large_file_goes_up_and_comes_down() {
+fn lfs_file_is_uploaded_and_downloaded() {
     let fixture = GitFixture::with(FixtureOptions {
         checked: true,
         ..FixtureOptions::default()
     });
-    let first = tracked(&fixture, "first");
+    let first = working_copy_with_lfs(&fixture, "first");
     let other_host = "elsewhere.example";
     for (round, host) in [None, Some(other_host)].into_iter().enumerate() {
         if let Some(host) = host {
@@ -39,10 +39,12 @@ fn a_large_file_goes_up_and_comes_down() {
         }
         let file = format!("picture-{round}.bin");
         let content = format!("{round} ").repeat(1_500_000);
-        let asked = fixture.forge.requests().len();
+        let before = fixture.forge.requests().len();
         fixture.commit(&first, &file, &content);
         fixture.git_in(&first, &["push", "-q", "origin", "HEAD:refs/heads/feature"]);
-        let kept = fixture.forge.large_file(&pointed(&fixture, &first, &file));
+        let kept = fixture
+            .forge
+            .large_file(&lfs_pointer_id(&fixture, &first, &file));
         assert_eq!(kept.as_deref(), Some(content.as_bytes()));
         let second = format!("second-{round}");
         let clone = ["clone", "-q", "--branch", "feature", APP, &second];
@@ -50,8 +52,8 @@ fn a_large_file_goes_up_and_comes_down() {
         let come = std::fs::read(fixture.path(&second).join(&file)).unwrap();
         assert_eq!(come, content.as_bytes());
         // Where it was kept.
-        let seen = fixture.forge.requests().split_off(asked);
-        let put = seen.iter().find(|asked| asked.method == "PUT").unwrap();
+        let seen = fixture.forge.requests().split_off(before);
+        let put = seen.iter().find(|request| request.method == "PUT").unwrap();
         let at = put.headers["host"].to_str().unwrap();
         assert_eq!(at, host.unwrap_or("forge.example"));
         assert_eq!(put.length, content.len() as u64);
@@ -66,33 +68,36 @@ fn a_large_file_goes_up_and_comes_down() {
 }
 
 #[test]
-fn large_files_of_another_repository_are_refused_in_words() {
+fn lfs_files_of_another_repository_are_refused() {
     let fixture = GitFixture::new();
-    let first = tracked(&fixture, "first");
+    let first = working_copy_with_lfs(&fixture, "first");
     fixture.commit(&first, "picture.bin", "not so large");
     let other = "https://forge.example/acme/other";
     fixture.bare("acme/other", &[]);
     let output = fixture.try_git(&first, &["lfs", "push", other, "HEAD"]);
     assert!(!output.status.success());
-    let said = output::stderr(&output) + &output::stdout(&output);
-    assert!(said.contains("Repo not authorized: acme/other"), "{said}");
-    let oid = pointed(&fixture, &first, "picture.bin");
+    let printed = output::stderr(&output) + &output::stdout(&output);
+    assert!(
+        printed.contains("Repo not authorized: acme/other"),
+        "{printed}"
+    );
+    let oid = lfs_pointer_id(&fixture, &first, "picture.bin");
     assert_eq!(fixture.forge.large_file(&oid), None);
 }
 
 #[test]
-fn large_files_on_a_host_that_is_not_allowed_stay_here() {
+fn lfs_upload_to_an_unlisted_host_is_refused() {
     let fixture = GitFixture::new();
     fixture.forge.store_large_files_at("nowhere.example");
-    let first = tracked(&fixture, "first");
+    let first = working_copy_with_lfs(&fixture, "first");
     fixture.commit(&first, "picture.bin", "not so large");
     // git-lfs takes the refusal for an expired token, and would retry eight times.
     fixture.git_in(&first, &["config", "lfs.transfer.maxretries", "1"]);
     let push = ["push", "origin", "HEAD:refs/heads/feature"];
     let output = fixture.try_git(&first, &push);
     assert!(!output.status.success());
-    let said = output::stderr(&output) + &output::stdout(&output);
-    assert!(said.contains("nowhere.example"), "{said}");
+    let printed = output::stderr(&output) + &output::stdout(&output);
+    assert!(printed.contains("nowhere.example"), "{printed}");
     let mut records = fixture.records().into_iter();
     let record = records.find(|record| record["host"] == "nowhere.example");
     assert_eq!(record.expect("a record")["reason"], "host_denied");

@@ -12,11 +12,11 @@ use crate::git_fixture::{describe, gits, relay};
 use crate::mirror_fixture::{APP, MirrorFixture, MirrorOptions, SECRET};
 
 #[test]
-fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
+fn clone_fetch_and_push_work_with_every_git_version() {
     let mut fixture = MirrorFixture::new(&MirrorOptions::default());
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            fixture.git_fixture.speaking(git, version);
+            fixture.git_fixture.use_git(git, version);
             let name = |what: &str| format!("{what}-{at}-{version}");
             let dir = fixture.clone_as(&name("work"));
             let git_fixture = &fixture.git_fixture;
@@ -61,11 +61,11 @@ fn clone_fetch_and_push_pass_with_every_git_and_protocol() {
 }
 
 #[test]
-fn shallow_and_partial_clones_are_served() {
+fn shallow_and_partial_clones_work() {
     let mut fixture = MirrorFixture::new(&MirrorOptions::default());
     fixture.out_of_band("two", "refs/heads/trunk");
     for version in [0, 2] {
-        fixture.git_fixture.speaking(gits()[0], version);
+        fixture.git_fixture.use_git(gits()[0], version);
         let (git_fixture, top) = (&fixture.git_fixture, fixture.git_fixture.path(""));
         let (shallow, partial) = (format!("shallow-{version}"), format!("partial-{version}"));
         git_fixture.git_in(&top, &["clone", "-q", "--depth=1", APP, &shallow]);
@@ -80,7 +80,7 @@ fn shallow_and_partial_clones_are_served() {
 }
 
 #[test]
-fn head_follows_upstreams() {
+fn mirror_head_follows_upstream_head() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     fixture.clone_as("before");
     fixture.out_of_band("next", "refs/heads/next");
@@ -101,7 +101,7 @@ fn head_follows_upstreams() {
 }
 
 #[test]
-fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
+fn unreachable_upstream_is_reported_and_no_stale_data_served() {
     let mut fixture = MirrorFixture::new(&MirrorOptions::default());
     let dir = fixture.clone_as("work");
     fixture.git_fixture.commit(&dir, "a", "a\n");
@@ -115,9 +115,9 @@ fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
         &["-C", "work", "push", "origin", "HEAD:refs/heads/new"],
     ] {
         let output = fixture.refused(&top, args, sentence);
-        let said = output::stderr(&output);
+        let printed = output::stderr(&output);
         let port = fixture.sshd.address().port().to_string();
-        assert!(!said.contains(&port), "where upstream is: {said}");
+        assert!(!printed.contains(&port), "where upstream is: {printed}");
     }
     assert!(begun.elapsed() < Duration::from_secs(90));
     fixture.sshd.run();
@@ -125,7 +125,7 @@ fn an_upstream_that_is_down_is_said_to_be_and_nothing_old_is_shown() {
 }
 
 #[test]
-fn an_upstream_that_says_nothing_is_not_waited_for_for_ever() {
+fn silent_upstream_times_out() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let fixture = MirrorFixture::new(&MirrorOptions {
         address: Some(silent.local_addr().unwrap()),
@@ -139,7 +139,7 @@ fn an_upstream_that_says_nothing_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn what_a_git_left_that_was_ended_keeps_no_other_out() {
+fn stale_locks_of_a_killed_git_do_not_block_fetches() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     let dir = fixture.clone_as("work");
     let mut mirrors = std::fs::read_dir(fixture.git_fixture.state().join("mirrors")).unwrap();
@@ -156,7 +156,7 @@ fn what_a_git_left_that_was_ended_keeps_no_other_out() {
 }
 
 #[test]
-fn an_upstream_with_another_host_key_is_refused() {
+fn upstream_with_wrong_host_key_is_refused() {
     let fixture = MirrorFixture::new(&MirrorOptions {
         wrong_host_key: true,
         ..MirrorOptions::default()
@@ -171,7 +171,7 @@ fn an_upstream_with_another_host_key_is_refused() {
 }
 
 #[test]
-fn pushes_are_judged_as_any_other() {
+fn pushes_to_a_mirror_are_checked() {
     let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
         ..MirrorOptions::default()
@@ -212,7 +212,7 @@ fn pushes_are_judged_as_any_other() {
 }
 
 #[test]
-fn restricted_paths_that_upstream_has_already_are_no_change() {
+fn restricted_paths_that_upstream_has_are_no_change() {
     let fixture = MirrorFixture::new(&MirrorOptions {
         checked: true,
         ..MirrorOptions::default()
@@ -226,7 +226,7 @@ fn restricted_paths_that_upstream_has_already_are_no_change() {
 }
 
 #[test]
-fn a_bot_pushes_to_its_own_namespaces() {
+fn bot_pushes_only_to_its_own_namespaces() {
     let fixture = MirrorFixture::new(&MirrorOptions {
         bot: true,
         ..MirrorOptions::default()
@@ -240,7 +240,7 @@ fn a_bot_pushes_to_its_own_namespaces() {
 }
 
 #[test]
-fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
+fn unknown_mirror_is_refused_with_a_message_git_prints() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     let top = fixture.git_fixture.path("");
     let other = "http://palisade.internal/git/other";
@@ -251,18 +251,18 @@ fn what_is_no_mirror_is_refused_in_words_that_git_shows() {
         fixture.git_fixture.git_in(&top, &["ls-remote", "-q", &url]);
     }
     for closed in ["", "/HEAD", "/objects/info/packs", "/info/refs", "/../../x"] {
-        let (status, said) = fixture
+        let (status, reply) = fixture
             .git_fixture
             .curl(&["--path-as-is", &format!("{APP}{closed}")]);
         assert!(
             matches!(status, 400 | 403 | 404),
-            "{closed}: {status} {said}"
+            "{closed}: {status} {reply}"
         );
     }
 }
 
 #[test]
-fn an_upstream_that_speaks_https_is_mirrored_without_a_key() {
+fn https_upstream_is_mirrored_without_a_key() {
     let fixture = MirrorFixture::new(&MirrorOptions {
         https: true,
         ..MirrorOptions::default()
@@ -279,16 +279,16 @@ fn an_upstream_that_speaks_https_is_mirrored_without_a_key() {
 }
 
 #[test]
-fn the_key_is_nowhere_that_a_sandbox_or_a_state_file_shows_it() {
+fn ssh_key_appears_in_no_sandbox_or_state_file() {
     for printed in [false, true] {
-        look_for_the_key(&MirrorFixture::new(&MirrorOptions {
+        assert_key_not_found(&MirrorFixture::new(&MirrorOptions {
             printed,
             ..MirrorOptions::default()
         }));
     }
 }
 
-fn look_for_the_key(fixture: &MirrorFixture) {
+fn assert_key_not_found(fixture: &MirrorFixture) {
     let dir = fixture.clone_as("work");
     fixture.git_fixture.commit(&dir, "a", "a\n");
     let mut command = fixture
@@ -302,8 +302,11 @@ fn look_for_the_key(fixture: &MirrorFixture) {
     let key = std::fs::read_to_string(fixture.sshd.key()).unwrap();
     let line = key.lines().nth(1).unwrap();
     let path = fixture.sshd.key().display().to_string();
-    let heard = describe(&output);
-    assert!(!heard.contains(line) && !heard.contains(&path), "{heard}");
+    let received = describe(&output);
+    assert!(
+        !received.contains(line) && !received.contains(&path),
+        "{received}"
+    );
     for file in files(&fixture.git_fixture.state()) {
         let bytes = std::fs::read(&file).unwrap_or_default();
         let found = bytes
@@ -332,7 +335,7 @@ fn files(below: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
+fn sandbox_uses_the_mirror_at_the_upstream_url() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     let git_fixture = &fixture.git_fixture;
     git_fixture.ok(&["create", "inside", "--no-repo"]);
@@ -344,8 +347,8 @@ fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
          ! git push -q origin HEAD:refs/heads/main",
         at.display()
     );
-    let said = git_fixture.ok(&["exec", "inside", "--", "sh", "-c", &line]);
-    assert_eq!(said, "", "git prints nothing");
+    let printed = git_fixture.ok(&["exec", "inside", "--", "sh", "-c", &line]);
+    assert_eq!(printed, "", "git prints nothing");
     let refs = fixture.refs();
     assert!(refs.contains("refs/heads/from-inside"), "{refs}");
     assert!(!refs.contains("refs/heads/main"), "{refs}");
@@ -353,7 +356,7 @@ fn a_sandbox_uses_the_mirror_under_the_upstreams_own_address() {
 }
 
 #[test]
-fn two_sandboxes_that_push_at_once_lose_nothing() {
+fn concurrent_pushes_of_two_sandboxes_lose_nothing() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     let body = serde_json::json!({
         "container_id": "second", "container_ip": "127.0.0.2", "repos": [],
@@ -416,7 +419,7 @@ fn two_sandboxes_that_push_at_once_lose_nothing() {
 }
 
 #[test]
-fn a_mirror_that_is_not_configured_any_more_is_removed() {
+fn mirror_removed_from_the_configuration_is_deleted() {
     let fixture = MirrorFixture::new(&MirrorOptions::default());
     fixture.clone_as("work");
     let mirrors = fixture.git_fixture.state().join("mirrors");
@@ -440,7 +443,7 @@ fn a_mirror_that_is_not_configured_any_more_is_removed() {
 }
 
 #[test]
-fn health_says_which_program_the_mirrors_lack() {
+fn health_names_the_program_that_mirrors_need() {
     let gate_dir = GateDir::new(env!("CARGO_BIN_EXE_palisade"));
     let programs = tempfile::tempdir().unwrap();
     let configured = |mirror: &str| {

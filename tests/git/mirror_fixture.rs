@@ -30,7 +30,7 @@ pub(crate) struct MirrorOptions {
     /// The gate checks the objects of a push.
     pub(crate) checked: bool,
     pub(crate) bot: bool,
-    /// The key comes from a command.
+    /// The SSH key is the output of a command.
     pub(crate) printed: bool,
     /// Another address for the upstream.
     pub(crate) address: Option<SocketAddr>,
@@ -149,8 +149,8 @@ impl MirrorFixture {
             "git {args:?}: {}",
             describe(&output)
         );
-        let said = output::stderr(&output);
-        assert!(said.contains(sentence), "no '{sentence}' in: {said}");
+        let printed = output::stderr(&output);
+        assert!(printed.contains(sentence), "no '{sentence}' in: {printed}");
         assert_eq!(self.refs(), before);
         output
     }

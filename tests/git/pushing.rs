@@ -5,19 +5,19 @@ use testkit::{output, wait};
 use crate::git_fixture::{FixtureOptions, GitFixture, describe, gits};
 
 #[test]
-fn pushes_pass_in_every_form_with_every_git_and_protocol() {
+fn pushes_pass_in_every_form() {
     let mut fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     for (at, git) in gits().into_iter().enumerate() {
         for version in [0, 1, 2] {
-            let fixture = fixture.speaking(git, version);
+            let fixture = fixture.use_git(git, version);
             if at + usize::from(version) > 0 {
                 // Ten pushes at once, then one per second: a restarted gate has a full bucket.
                 fixture.ok(&["gate", "restart"]);
             }
             let name = |what: &str| format!("{what}-{at}-{version}");
             let branch = name("branch");
-            fixture.rested();
+            fixture.restart_gate();
             fixture.commit(&dir, &name("file"), "one\n");
             fixture.git_in(
                 &dir,
@@ -77,7 +77,7 @@ fn pushes_pass_in_every_form_with_every_git_and_protocol() {
 }
 
 #[test]
-fn a_branch_is_the_sandboxs_own_also_after_the_gate_starts_anew() {
+fn branch_ownership_survives_a_restart_of_the_gate() {
     let fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     let upstream = fixture.upstream("acme/app");
@@ -99,24 +99,24 @@ fn a_branch_is_the_sandboxs_own_also_after_the_gate_starts_anew() {
 }
 
 #[test]
-fn clients_are_asked_for_packs_that_hold_all_they_speak_of() {
+fn advertisement_asks_clients_for_complete_packs() {
     let mut fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     for version in [0, 1] {
-        let fixture = fixture.speaking(gits()[0], version);
+        let fixture = fixture.use_git(gits()[0], version);
         fixture.commit(&dir, &format!("file-{version}"), "text\n");
         let spec = format!("HEAD:refs/heads/new-{version}");
         let mut command = fixture.command(&dir, &["push", "-q", "origin", &spec]);
         let output = command.env("GIT_TRACE_PACKET", "1").output().unwrap();
-        let said = output::stderr(&output);
-        assert!(output.status.success(), "{said}");
-        let advertised = said.lines().find(|line| line.contains("report-status"));
-        assert!(advertised.unwrap().contains(" no-thin"), "{said}");
+        let printed = output::stderr(&output);
+        assert!(output.status.success(), "{printed}");
+        let advertised = printed.lines().find(|line| line.contains("report-status"));
+        assert!(advertised.unwrap().contains(" no-thin"), "{printed}");
     }
 }
 
 #[test]
-fn a_branch_that_upstream_did_not_make_is_nobodys() {
+fn branch_that_upstream_refused_has_no_owner() {
     let fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     let upstream = fixture.upstream("acme/app");
@@ -131,10 +131,10 @@ fn a_branch_that_upstream_did_not_make_is_nobodys() {
     let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/new"]);
     // Upstream's own refusal is passed on unchanged.
     assert!(!output.status.success());
-    let said = output::stderr(&output);
+    let printed = output::stderr(&output);
     assert!(
-        said.contains("remote: never") && said.contains("hook declined"),
-        "{said}"
+        printed.contains("remote: never") && printed.contains("hook declined"),
+        "{printed}"
     );
     std::fs::remove_file(hook).unwrap();
     let path = upstream.to_str().unwrap();
@@ -145,7 +145,7 @@ fn a_branch_that_upstream_did_not_make_is_nobodys() {
 }
 
 #[test]
-fn branches_that_the_operator_lists_are_open() {
+fn listed_branches_are_open_to_pushes() {
     let fixture = GitFixture::with(FixtureOptions {
         git: "  pushable: [\"team/*\"]\n",
         ..FixtureOptions::default()
@@ -162,7 +162,7 @@ fn branches_that_the_operator_lists_are_open() {
 }
 
 #[test]
-fn a_bot_pushes_to_its_own_namespaces() {
+fn bot_pushes_only_to_its_own_namespaces() {
     let fixture = GitFixture::with(FixtureOptions {
         bot: true,
         ..FixtureOptions::default()
@@ -186,7 +186,7 @@ fn a_bot_pushes_to_its_own_namespaces() {
 }
 
 #[test]
-fn deletion_is_the_operators_to_allow() {
+fn branch_deletion_passes_only_if_configured() {
     let fixture = GitFixture::with(FixtureOptions {
         policy: "policy: {allow_branch_deletion: true}\n",
         ..FixtureOptions::default()
@@ -200,7 +200,7 @@ fn deletion_is_the_operators_to_allow() {
 }
 
 #[test]
-fn ten_thousand_commits_are_one_push() {
+fn ten_thousand_commits_pass_in_one_push() {
     let fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     let mut stream = String::new();
@@ -237,7 +237,7 @@ fn ten_thousand_commits_are_one_push() {
 }
 
 #[test]
-fn the_operators_own_policy_judges_pushes() {
+fn operators_policy_bundle_allows_and_denies_pushes() {
     let fixture = GitFixture::with(FixtureOptions {
         top: "policies: {timeout: 10s, bundles: [{id: mine, path: mine, entrypoint: git/push}]}\n",
         ..FixtureOptions::default()

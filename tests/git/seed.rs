@@ -24,10 +24,13 @@ fn seed_003_line_02_other_repository_is_refused_with_403() {
     fixture.bare("acme/other", &[]);
     let url = format!("{FORGE}/acme/other");
     let output = fixture.try_git(&fixture.path(""), &["clone", &url, "other"]);
-    let said = output::stderr(&output);
+    let printed = output::stderr(&output);
     assert!(!output.status.success(), "{}", describe(&output));
-    assert!(said.contains("Repo not authorized: acme/other"), "{said}");
-    assert!(said.contains("error: 403"), "{said}");
+    assert!(
+        printed.contains("Repo not authorized: acme/other"),
+        "{printed}"
+    );
+    assert!(printed.contains("error: 403"), "{printed}");
     assert!(!fixture.path("other").exists());
     assert!(
         fixture.forge.requests().is_empty(),
@@ -53,9 +56,9 @@ fn seed_003_line_03_branch_deletion_is_refused() {
     let (old, zero) = ("1".repeat(40), "0".repeat(40));
     let command = format!("{old} {zero} refs/heads/feature-branch\0");
     let body = format!("{:04x}{command}0000", command.len() + 4);
-    let (status, said) = fixture.post(&format!("{APP}/git-receive-pack"), body.as_bytes(), &[]);
-    assert_eq!(status, 403, "{said}");
-    assert!(said.contains("\"reason\":\"git_delete\""), "{said}");
+    let (status, reply) = fixture.post(&format!("{APP}/git-receive-pack"), body.as_bytes(), &[]);
+    assert_eq!(status, 403, "{reply}");
+    assert!(reply.contains("\"reason\":\"git_delete\""), "{reply}");
 }
 
 #[test]
@@ -98,8 +101,8 @@ fn seed_003_containers_use_their_own_repositories_only() {
         ] {
             let refused = git(proxy, args);
             assert!(!refused.status.success(), "{}", describe(&refused));
-            let said = output::stderr(&refused);
-            assert!(said.contains(&sentence), "{said}");
+            let printed = output::stderr(&refused);
+            assert!(printed.contains(&sentence), "{printed}");
         }
     }
     for name in ["acme/app", "acme/other"] {
@@ -120,8 +123,11 @@ fn seed_003_push_above_the_warning_size_is_allowed_and_recorded() {
     fixture.commit(&dir, "large", &"more than a thousand bytes\n".repeat(100));
     let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
     assert!(output.status.success(), "{}", describe(&output));
-    let said = output::stderr(&output);
-    assert!(said.contains("remote: palisade: this push has"), "{said}");
+    let printed = output::stderr(&output);
+    assert!(
+        printed.contains("remote: palisade: this push has"),
+        "{printed}"
+    );
     assert!(fixture.refs("acme/app").contains("refs/heads/large"));
 
     let pushes = || -> Option<Vec<Value>> {

@@ -49,17 +49,17 @@ fn seed_003_push_over_the_limit_is_413_with_the_guidance() {
         ),
     ] {
         let fixture = GitFixture::with(options);
-        let (status, said) = fixture.post(TARGET, &body(limit), &[]);
-        assert_eq!(status, 200, "{said}");
-        assert!(said.contains("git_protected"), "it was read: {said}");
-        let (status, said) = fixture.post(TARGET, &body(limit + 1), &[]);
-        assert_eq!(status, 413, "{said}");
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        assert_eq!(said["error"], "Push size exceeds limit");
-        assert_eq!(said["details"]["push_size_bytes"], limit + 1);
-        assert_eq!(said["details"]["limit_bytes"], limit);
-        assert_eq!(said["reason"], "git_size");
-        assert_eq!(said["guidance"], guidance);
+        let (status, reply) = fixture.post(TARGET, &body(limit), &[]);
+        assert_eq!(status, 200, "{reply}");
+        assert!(reply.contains("git_protected"), "it was read: {reply}");
+        let (status, reply) = fixture.post(TARGET, &body(limit + 1), &[]);
+        assert_eq!(status, 413, "{reply}");
+        let reply: serde_json::Value = serde_json::from_str(&reply).unwrap();
+        assert_eq!(reply["error"], "Push size exceeds limit");
+        assert_eq!(reply["details"]["push_size_bytes"], limit + 1);
+        assert_eq!(reply["details"]["limit_bytes"], limit);
+        assert_eq!(reply["reason"], "git_size");
+        assert_eq!(reply["guidance"], guidance);
         assert_eq!(fixture.forge.requests().len(), 0);
     }
 }
@@ -79,7 +79,7 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_push_of_ninety_megabytes_waits_on_disk() {
+fn push_of_ninety_megabytes_is_spooled_to_disk() {
     let fixture = GitFixture::new();
     let dir = fixture.working_copy("work");
     std::fs::write(dir.join("large"), noise(90 << 20)).unwrap();
@@ -88,10 +88,10 @@ fn a_push_of_ninety_megabytes_waits_on_disk() {
     let (_, idle) = fixture.memory();
     let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
     assert!(output.status.success(), "{}", describe(&output));
-    let said = output::stderr(&output);
+    let printed = output::stderr(&output);
     assert!(
-        said.contains("remote: palisade: this push has 90"),
-        "{said}"
+        printed.contains("remote: palisade: this push has 90"),
+        "{printed}"
     );
     let (most, _) = fixture.memory();
     assert!(
@@ -106,7 +106,7 @@ fn a_push_of_ninety_megabytes_waits_on_disk() {
 }
 
 #[test]
-fn git_hears_of_a_push_that_is_too_large() {
+fn git_prints_the_refusal_of_an_oversized_push() {
     let fixture = GitFixture::with(FixtureOptions {
         policy: "git: {push_limits: {warning_bytes: 500, hard_limit_bytes: 3000000}}\n",
         ..FixtureOptions::default()
@@ -117,9 +117,9 @@ fn git_hears_of_a_push_that_is_too_large() {
     fixture.git_in(&dir, &["commit", "-q", "-m", "large"]);
     let before = fixture.refs("acme/app");
     let output = fixture.try_git(&dir, &["push", "origin", "HEAD:refs/heads/large"]);
-    let said = output::stderr(&output);
-    assert!(!output.status.success(), "{said}");
-    assert!(said.contains("413"), "{said}");
+    let printed = output::stderr(&output);
+    assert!(!output.status.success(), "{printed}");
+    assert!(printed.contains("413"), "{printed}");
     assert_eq!(fixture.refs("acme/app"), before);
     assert_eq!(fixture.forge.pushed(), 0, "upstream saw bytes of it");
 }

@@ -16,17 +16,17 @@ enum Client {
 
 impl Client {
     /// The transports of the client, with the path of each.
-    fn ways(self) -> &'static [(&'static str, &'static str)] {
+    fn transports(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Client::Python => &[("http", "/mcp/"), ("handshake", "/mcp/"), ("sse", "/sse")],
             Client::TypeScript => &[("http", "/mcp/"), ("sse", "/sse")],
         }
     }
 
-    fn run(self, bridge: &Bridge, way: &str, path: &str, server: &str) -> Output {
+    fn run(self, bridge: &Bridge, transport: &str, path: &str, server: &str) -> Output {
         let (mut command, program) = match self {
-            Client::Python => (Command::new(peers().join("venv/bin/python")), "drive.py"),
-            Client::TypeScript => (node(), "drive.mjs"),
+            Client::Python => (Command::new(peers().join("venv/bin/python")), "client.py"),
+            Client::TypeScript => (node(), "client.mjs"),
         };
         let path = match path {
             "/mcp/" => format!("/mcp/{server}"),
@@ -35,37 +35,38 @@ impl Client {
         command
             .arg(source("clients").join(program))
             .arg(format!("http://{}{path}", bridge.address))
-            .args([way, server])
+            .args([transport, server])
             .arg(bridge.path("work"))
             .env("PALISADE_MCP", peers());
         command.output().unwrap()
     }
 }
 
-/// Every transport of a client to a server behind the bridge shows the expected results.
-fn drive(
+/// Runs a client over all its transports against a server behind the bridge, and asserts that it
+/// reports `checks`.
+fn run_client(
     client: Client,
     server: &str,
     bridge: &Bridge,
     checks: impl Fn(&str) -> Vec<&'static str>,
 ) {
     let _gate = bridge.start();
-    for (way, path) in client.ways() {
-        let output = client.run(bridge, way, path, server);
-        let said = output::stdout(&output);
-        let held: Vec<&str> = said
+    for (transport, path) in client.transports() {
+        let output = client.run(bridge, transport, path, server);
+        let stdout = output::stdout(&output);
+        let passed: Vec<&str> = stdout
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
             .collect();
         assert!(
-            output.status.success() && held == checks(way),
-            "{client:?} over {way}: {held:?}\n{}",
+            output.status.success() && passed == checks(transport),
+            "{client:?} over {transport}: {passed:?}\n{}",
             output::stderr(&output)
         );
     }
 }
 
-fn work(bridge: Bridge) -> Bridge {
+fn with_work_dir(bridge: Bridge) -> Bridge {
     std::fs::create_dir(bridge.path("work")).unwrap();
     bridge
 }
@@ -85,37 +86,37 @@ fn everything(client: Client) {
         peers().join("node_modules/@modelcontextprotocol/server-everything/dist/index.js");
     let node = peers().join("node_modules/.bin/node");
     let command = [node.to_str().unwrap(), program.to_str().unwrap()];
-    let bridge = work(Bridge::new().tool("everything", &command, ""));
-    drive(client, "everything", &bridge, |_| EVERYTHING.to_vec());
+    let bridge = with_work_dir(Bridge::new().tool("everything", &command, ""));
+    run_client(client, "everything", &bridge, |_| EVERYTHING.to_vec());
 }
 
 fn filesystem(client: Client) {
     let program =
         peers().join("node_modules/@modelcontextprotocol/server-filesystem/dist/index.js");
     let node = peers().join("node_modules/.bin/node");
-    let bridge = work(Bridge::new());
+    let bridge = with_work_dir(Bridge::new());
     let allowed = bridge.path("work");
     let command = [&node, &program, &allowed].map(|path| path.to_str().unwrap().to_owned());
     let command = command.each_ref().map(String::as_str);
     let bridge = bridge.tool("filesystem", &command, "");
-    drive(client, "filesystem", &bridge, |_| {
+    run_client(client, "filesystem", &bridge, |_| {
         vec!["tools", "files", "refusal"]
     });
 }
 
 fn git(client: Client) {
     let program = peers().join("venv/bin/mcp-server-git");
-    let bridge = work(Bridge::new());
-    let run = |words: &[&str]| {
+    let bridge = with_work_dir(Bridge::new());
+    let run = |args: &[&str]| {
         let mut command = Command::new("git");
-        command.arg("-C").arg(bridge.path("work")).args(words);
+        command.arg("-C").arg(bridge.path("work")).args(args);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", output::stderr(&output));
     };
     run(&["init", "-q"]);
-    let who = ["-c", "user.name=Test", "-c", "user.email=test@example.com"];
+    let identity = ["-c", "user.name=Test", "-c", "user.email=test@example.com"];
     run(&[
-        &who[..],
+        &identity[..],
         &["commit", "-q", "--allow-empty", "-m", "A first commit"],
     ]
     .concat());
@@ -126,20 +127,20 @@ fn git(client: Client) {
         work.to_str().unwrap(),
     ];
     let bridge = bridge.tool("git", &command, "");
-    drive(client, "git", &bridge, |_| vec!["tools", "repository"]);
+    run_client(client, "git", &bridge, |_| vec!["tools", "repository"]);
 }
 
 fn time(client: Client) {
     let program = peers().join("venv/bin/mcp-server-time");
     let command = [program.to_str().unwrap(), "--local-timezone", "UTC"];
-    let bridge = work(Bridge::new().tool("time", &command, ""));
-    drive(client, "time", &bridge, |_| vec!["tools", "conversion"]);
+    let bridge = with_work_dir(Bridge::new().tool("time", &command, ""));
+    run_client(client, "time", &bridge, |_| vec!["tools", "conversion"]);
 }
 
 #[test]
-fn the_python_client_gets_everything_from_our_server() {
-    let bridge = work(Bridge::with_fixture());
-    drive(Client::Python, "fixture", &bridge, |way| {
+fn python_client_uses_all_features_of_the_fixture_server() {
+    let bridge = with_work_dir(Bridge::with_fixture());
+    run_client(Client::Python, "fixture", &bridge, |transport| {
         let mut checks = vec![
             "version",
             "tools",
@@ -155,15 +156,15 @@ fn the_python_client_gets_everything_from_our_server() {
         ];
         // This client does not reconnect over the older transport, and the newest revision has
         // no stream to resume.
-        checks.extend((way == "handshake").then_some("resume"));
+        checks.extend((transport == "handshake").then_some("resume"));
         checks
     });
 }
 
 #[test]
-fn the_typescript_client_gets_everything_from_our_server() {
-    let bridge = work(Bridge::with_fixture());
-    drive(Client::TypeScript, "fixture", &bridge, |way| {
+fn typescript_client_uses_all_features_of_the_fixture_server() {
+    let bridge = with_work_dir(Bridge::with_fixture());
+    run_client(Client::TypeScript, "fixture", &bridge, |transport| {
         let mut checks = vec![
             "tools",
             "resources",
@@ -179,47 +180,47 @@ fn the_typescript_client_gets_everything_from_our_server() {
             "error",
             "concurrency",
         ];
-        checks.extend((way == "http").then_some("resume"));
+        checks.extend((transport == "http").then_some("resume"));
         checks
     });
 }
 
 #[test]
-fn the_python_client_uses_server_everything() {
+fn python_client_uses_server_everything() {
     everything(Client::Python);
 }
 
 #[test]
-fn the_typescript_client_uses_server_everything() {
+fn typescript_client_uses_server_everything() {
     everything(Client::TypeScript);
 }
 
 #[test]
-fn the_python_client_uses_server_filesystem() {
+fn python_client_uses_server_filesystem() {
     filesystem(Client::Python);
 }
 
 #[test]
-fn the_typescript_client_uses_server_filesystem() {
+fn typescript_client_uses_server_filesystem() {
     filesystem(Client::TypeScript);
 }
 
 #[test]
-fn the_python_client_uses_server_git() {
+fn python_client_uses_server_git() {
     git(Client::Python);
 }
 
 #[test]
-fn the_typescript_client_uses_server_git() {
+fn typescript_client_uses_server_git() {
     git(Client::TypeScript);
 }
 
 #[test]
-fn the_python_client_uses_server_time() {
+fn python_client_uses_server_time() {
     time(Client::Python);
 }
 
 #[test]
-fn the_typescript_client_uses_server_time() {
+fn typescript_client_uses_server_time() {
     time(Client::TypeScript);
 }

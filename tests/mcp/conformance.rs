@@ -1,4 +1,4 @@
-//! `@modelcontextprotocol/conformance` against the bridge in front of our stdio server.
+//! `@modelcontextprotocol/conformance` against the bridge in front of the fixture server.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,8 +9,8 @@ use testkit::output;
 
 use crate::bridge::{Bridge, node, source};
 
-/// Runs the scenarios that a revision requires; returns how many passed, and the total.
-fn passed(revision: &str) -> (usize, usize) {
+/// Runs the scenarios that a revision requires. Returns how many passed, and the total.
+fn run_suite(revision: &str) -> (usize, usize) {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let results = bridge.path("results");
@@ -26,23 +26,23 @@ fn passed(revision: &str) -> (usize, usize) {
         .unwrap();
     let scenarios = scenarios(&output::stdout(&output));
     let required = required(revision);
-    let good = required
+    let passed = required
         .iter()
         .filter(|name| scenarios.get(*name) == Some(&true));
-    let good = good.count();
+    let passed = passed.count();
     assert!(
         output.status.success(),
-        "{good} of {} passed\n{}\n{}",
+        "{passed} of {} passed\n{}\n{}",
         required.len(),
         output::stdout(&output),
-        complaints(&results),
+        failed_checks(&results),
     );
-    (good, required.len())
+    (passed, required.len())
 }
 
 /// The lines of the summary: each scenario, and whether it passed.
-fn scenarios(said: &str) -> BTreeMap<String, bool> {
-    let summary = said.split("=== SUMMARY ===").nth(1).unwrap_or("");
+fn scenarios(stdout: &str) -> BTreeMap<String, bool> {
+    let summary = stdout.split("=== SUMMARY ===").nth(1).unwrap_or("");
     let lines = summary.lines().filter_map(|line| {
         let (mark, rest) = line.split_once(' ')?;
         let (name, _) = rest.split_once(": ")?;
@@ -66,15 +66,15 @@ fn required(revision: &str) -> Vec<String> {
 }
 
 /// Every failed check, with the message of the suite.
-fn complaints(results: &Path) -> String {
-    let mut said = String::new();
+fn failed_checks(results: &Path) -> String {
+    let mut report = String::new();
     for entry in std::fs::read_dir(results).into_iter().flatten().flatten() {
         let checks = std::fs::read(entry.path().join("checks.json")).unwrap_or_default();
         let checks: Vec<Value> = serde_json::from_slice(&checks).unwrap_or_default();
         for check in checks {
             if check["status"] == "FAILURE" || check["status"] == "WARNING" {
                 let scenario = entry.file_name();
-                said += &format!(
+                report += &format!(
                     "{}: {} {}: {}\n",
                     scenario.to_string_lossy(),
                     check["status"],
@@ -84,26 +84,26 @@ fn complaints(results: &Path) -> String {
             }
         }
     }
-    said
+    report
 }
 
 #[test]
-fn a_client_of_2025_11_25_gets_all_that_its_revision_requires() {
-    assert_eq!(passed("2025-11-25"), (30, 30));
+fn conformance_suite_of_2025_11_25_passes() {
+    assert_eq!(run_suite("2025-11-25"), (30, 30));
 }
 
 #[test]
-fn a_client_of_2026_07_28_gets_all_that_its_revision_requires() {
-    let (good, all) = passed("2026-07-28");
+fn conformance_suite_of_2026_07_28_passes() {
+    let (passed, all) = run_suite("2026-07-28");
     assert_eq!(all, 37);
-    assert!(good >= 34, "{good} of {all}");
+    assert!(passed >= 34, "{passed} of {all}");
 }
 
 #[test]
-fn the_summary_is_read_as_it_is_written() {
-    let said = "✓ before: 1 passed\n=== SUMMARY ===\n✓ ping: 2 passed, 0 failed\n\
+fn conformance_summary_is_parsed() {
+    let stdout = "✓ before: 1 passed\n=== SUMMARY ===\n✓ ping: 2 passed, 0 failed\n\
                 ✗ dns-rebinding-protection: 1 passed, 1 failed\n\nTotal: 3 passed, 1 failed\n";
     let expected = [("dns-rebinding-protection", false), ("ping", true)];
-    let expected = expected.map(|(name, good)| (name.to_owned(), good));
-    assert_eq!(scenarios(said), BTreeMap::from(expected));
+    let expected = expected.map(|(name, passed)| (name.to_owned(), passed));
+    assert_eq!(scenarios(stdout), BTreeMap::from(expected));
 }

@@ -1,4 +1,4 @@
-//! The context that a gateway's hooks and the bridge share about one call.
+//! Request context that the hooks of a gateway and the bridge share for one call.
 
 use std::io::BufReader;
 
@@ -8,8 +8,8 @@ use testkit::http;
 use crate::bridge::{Bridge, messages, request};
 use crate::relay::events;
 
-/// The policy distinguishes the hooks from the bridge by their session, so that every decision
-/// below is made where the test expects it.
+/// The policy distinguishes hooks and bridge by the session id, so that a test controls where a
+/// decision is made.
 const POLICY: &str = r#"
 default decision := {"action": "allow"}
 
@@ -43,10 +43,10 @@ decision := {"action": "redact", "outputs": {"modified_data": {"content": [{"typ
 enum Transport {
     Streamable,
     Sse,
-    Modern,
+    Sessionless,
 }
 
-/// How a call names its request.
+/// How a call carries its request id.
 #[derive(Clone, Copy, Debug)]
 enum Naming {
     Meta,
@@ -94,7 +94,7 @@ fn call(
             let (_, answer) = events(&mut stream, "\"id\":1").remove(0);
             serde_json::from_str(&answer).unwrap()
         }
-        Transport::Modern => {
+        Transport::Sessionless => {
             let meta = &mut params["_meta"];
             meta["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
             meta["io.modelcontextprotocol/clientCapabilities"] = json!({});
@@ -145,7 +145,7 @@ fn after(bridge: &Bridge, id: &str, answer: &Value) -> Value {
 }
 
 /// Follows a successful and a failed call from the before hook to the after hook.
-fn walk(transport: Transport) {
+fn check_shared_context(transport: Transport) {
     let bridge = Bridge::with_fixture().policy(POLICY);
     let _gate = bridge.start();
     let allowed =
@@ -166,7 +166,7 @@ fn walk(transport: Transport) {
             assert!(execution["duration_ms"].is_u64(), "{execution}");
         }
     }
-    // Without a call there is nothing to share but the decision.
+    // Without a call the context has only the decision.
     before(&bridge, "no-call", "test_simple_text");
     let shared = after(&bridge, "no-call", &json!({"result": {}}));
     assert_eq!(shared, json!({"before": allowed, "execution": {}}));
@@ -175,18 +175,18 @@ fn walk(transport: Transport) {
 }
 
 #[test]
-fn seed_000_context_crosses_before_mcp_and_after() {
-    walk(Transport::Streamable);
+fn seed_000_context_is_shared_by_hooks_and_streamable_http() {
+    check_shared_context(Transport::Streamable);
 }
 
 #[test]
-fn seed_000_context_crosses_before_sse_and_after() {
-    walk(Transport::Sse);
+fn seed_000_context_is_shared_by_hooks_and_sse() {
+    check_shared_context(Transport::Sse);
 }
 
 #[test]
-fn seed_000_context_crosses_before_the_newest_revision_and_after() {
-    walk(Transport::Modern);
+fn seed_000_context_is_shared_by_hooks_and_2026_07_28() {
+    check_shared_context(Transport::Sessionless);
 }
 
 #[test]
@@ -205,7 +205,11 @@ fn seed_000_exit_code_of_a_crash_reaches_the_after_policy() {
 fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
     let bridge = Bridge::with_fixture().policy(POLICY);
     let gate = bridge.start();
-    for transport in [Transport::Streamable, Transport::Sse, Transport::Modern] {
+    for transport in [
+        Transport::Streamable,
+        Transport::Sse,
+        Transport::Sessionless,
+    ] {
         for naming in [Naming::Meta, Naming::Header] {
             let id = format!("{transport:?}-{naming:?}");
             let hook = before(&bridge, &id, "env");
@@ -214,8 +218,8 @@ fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
             let answer = call(&bridge, (transport, naming), "anna", &id, "env");
             let result = &answer["result"];
             assert_eq!(result["isError"], true, "{id}: {answer}");
-            let told = result["content"][0]["text"].as_str().unwrap();
-            assert!(told.contains("no secrets"), "{id}: {told}");
+            let text = result["content"][0]["text"].as_str().unwrap();
+            assert!(text.contains("no secrets"), "{id}: {text}");
             let about = &result["_meta"]["palisade/refusal"];
             assert_eq!(about["request_id"], request, "{id}");
 
@@ -238,7 +242,7 @@ fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
             }
         }
     }
-    // The bridge's own policies allow the call, and the context is another agent's.
+    // The context of another agent is ignored, and the policies of the bridge allow the call.
     let transport = (Transport::Streamable, Naming::Header);
     let answer = call(&bridge, transport, "bob", "Streamable-Header", "env");
     assert!(answer["result"]["content"].is_array(), "{answer}");
@@ -246,7 +250,7 @@ fn seed_000_bridge_refuses_a_call_whose_stored_decision_is_block() {
 }
 
 #[test]
-fn seed_000_policies_of_the_bridge_share_a_context_without_hooks() {
+fn seed_000_bridge_policies_share_a_context_without_hooks() {
     let bridge = Bridge::with_fixture().policy(POLICY);
     let _gate = bridge.start();
     let session = bridge.session("fixture");

@@ -1,8 +1,7 @@
-//! The recorded decisions about tool calls: through the bridge in both protocol eras and the
-//! older HTTP with SSE, from inside a sandbox, and through both dialects of the hooks
-//! (`tests/corpus/`).
+//! Recorded decisions about tool calls (`tests/corpus/`): through the bridge with and without
+//! sessions, over HTTP with SSE, from a sandbox, and through both hook formats.
 
-mod inside;
+mod in_sandbox;
 mod sse;
 
 use serde_json::{Value, json};
@@ -103,9 +102,9 @@ fn start() -> Bridge {
 
 /// The client's view of a response: its status, and the outcome of each message.
 fn outcome(answer: &HttpResponse) -> String {
-    let mut seen = vec![format!("status {}", answer.status)];
-    seen.extend(messages(answer).iter().filter_map(outcome_of_message));
-    seen.join("\n")
+    let mut outcomes = vec![format!("status {}", answer.status)];
+    outcomes.extend(messages(answer).iter().filter_map(outcome_of_message));
+    outcomes.join("\n")
 }
 
 fn outcome_of_message(message: &Value) -> Option<String> {

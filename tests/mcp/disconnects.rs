@@ -10,18 +10,18 @@ use testkit::{http, wait};
 use crate::bridge::{Bridge, initialize, request};
 use crate::hostile::memory;
 
-/// Resets a connection, as a machine without power does.
-fn cut(stream: TcpStream) {
+/// Resets a connection without a TCP shutdown.
+fn reset(stream: TcpStream) {
     let socket = nix::sys::socket::sockopt::Linger;
-    let now = nix::libc::linger {
+    let immediate = nix::libc::linger {
         l_onoff: 1,
         l_linger: 0,
     };
-    nix::sys::socket::setsockopt(&stream, socket, &now).unwrap();
+    nix::sys::socket::setsockopt(&stream, socket, &immediate).unwrap();
     drop(stream);
 }
 
-/// One client, disconnected at one of several moments.
+/// Runs one client and disconnects it in one of several states.
 fn client(bridge: &Bridge, moment: usize) {
     let call = |name: &str| {
         let arguments = json!({"steps": 1000, "ms": 10});
@@ -32,13 +32,13 @@ fn client(bridge: &Bridge, moment: usize) {
         )
     };
     match moment % 7 {
-        // While its session is created.
-        0 => cut(bridge.send("POST", "/mcp/fixture", &[], &initialize())),
-        // With a session, and nothing open.
+        // During the creation of its session.
+        0 => reset(bridge.send("POST", "/mcp/fixture", &[], &initialize())),
+        // With an idle session.
         1 => drop(bridge.session("fixture")),
-        // In a call.
-        2 => cut(bridge.session("fixture").send(&call("hang"))),
-        // In a call that has begun to answer.
+        // During a call.
+        2 => reset(bridge.session("fixture").send(&call("hang"))),
+        // During the response to a call.
         3 => {
             let session = bridge.session("fixture");
             let meta = json!({"progressToken": 1});
@@ -47,23 +47,23 @@ fn client(bridge: &Bridge, moment: usize) {
             let mut stream = session.send(&request(1, "tools/call", &params));
             http::read_head(&mut stream).unwrap();
             http::read_chunk(&mut stream).unwrap();
-            cut(stream);
+            reset(stream);
         }
         // With an open event stream.
         4 => {
             let session = bridge.session("fixture");
             let mut stream = bridge.send("GET", &session.path, &session.headers(), "");
             http::read_head(&mut stream).unwrap();
-            cut(stream);
+            reset(stream);
         }
-        // Over the older transport.
+        // Over HTTP with SSE.
         5 => {
             let mut stream = bridge.send("GET", "/sse", &[], "");
             http::read_head(&mut stream).unwrap();
             http::read_chunk(&mut stream).unwrap();
-            cut(stream);
+            reset(stream);
         }
-        // In a call of the newest revision, which has only the connection.
+        // During a call of revision 2026-07-28, which has no session.
         _ => {
             let meta = json!({
                 "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -82,7 +82,7 @@ fn client(bridge: &Bridge, moment: usize) {
             http::read_head(&mut stream).unwrap();
             let mut byte = [0];
             BufReader::new(&stream).read_exact(&mut byte).unwrap();
-            cut(stream);
+            reset(stream);
         }
     }
 }
@@ -108,38 +108,38 @@ fn disconnect(bridge: &Bridge, clients: usize) {
     });
 }
 
-/// Waits until at most `most` descriptors are open: pipes close shortly after their servers.
-fn settled(gate: &GateProcess<'_>, most: usize) {
-    let closed = || (descriptors(gate) <= most).then_some(());
+/// Waits until at most `max` descriptors are open: pipes close shortly after their servers.
+fn wait_for_descriptors(gate: &GateProcess<'_>, max: usize) {
+    let closed = || (descriptors(gate) <= max).then_some(());
     wait::until_or(closed, || {
-        format!("{} descriptors to become {most}", descriptors(gate))
+        format!("{} descriptors to become {max}", descriptors(gate))
     });
 }
 
 #[test]
-fn a_client_that_is_suddenly_gone_leaves_nothing_behind() {
+fn disconnected_clients_leave_no_server_descriptor_or_memory() {
     let clients = std::env::var("PALISADE_DISCONNECTS");
     let clients: usize = clients.map_or(300, |count| count.parse().unwrap());
     let bridge = Bridge::with_fixture().server("session_idle: 2s");
     let gate = bridge.start();
-    let most = descriptors(&gate) + 8;
+    let max = descriptors(&gate) + 8;
     // A warm-up, so that pools and threads exist.
     disconnect(&bridge, 100);
-    settled(&gate, most);
+    wait_for_descriptors(&gate, max);
     let warm = memory(gate.pid());
     disconnect(&bridge, clients);
-    settled(&gate, most);
+    wait_for_descriptors(&gate, max);
     // Some slack for the allocator, but not for growth with the number of clients. The allocator
     // returns unused memory later, when it is used again.
-    let least = wait::until_or(
+    let reached = wait::until_or(
         || {
             drop(bridge.session("fixture"));
             let now = memory(gate.pid());
             (now < warm + 16 * 1024 * 1024).then_some(now)
         },
-        || format!("{} bytes to become {warm} again", memory(gate.pid())),
+        || format!("{} bytes to shrink to about {warm}", memory(gate.pid())),
     );
-    println!("{clients} disconnects: {warm} → {least} bytes");
+    println!("{clients} disconnects: {warm} → {reached} bytes");
     bridge
         .session("fixture")
         .text("test_simple_text", &json!({}));

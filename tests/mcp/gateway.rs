@@ -1,5 +1,5 @@
-//! A gateway in another container, simulated by curl in a network namespace: it reaches
-//! the hooks over a network, and can send the token only as a part of the URL.
+//! MCP gateway in another container, simulated by curl in a network namespace: it calls the hooks
+//! over the network and can send the token only in the URL.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -16,17 +16,17 @@ const GATE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const TOKEN: &str = "a/token+of:the@operator";
 
-/// The token as it stands in a URL.
+/// The percent-encoded token.
 const ENCODED: &str = "a%2Ftoken%2Bof%3Athe%40operator";
 
-/// A policy that refuses one tool and redacts what another returns.
+/// A policy that refuses one tool and redacts results.
 const POLICY: &str = r#"
 default decision := {"action": "allow"}
 decision := {"action": "block", "reason": "no deleting"} if input.name == "delete"
 decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements": {"s3cret": "*"}}}} if input.moment == "after"
 "#;
 
-/// Posts to `http://CREDENTIALS@sidecars:8090/PATH`, as a program in that namespace does.
+/// Posts to `http://CREDENTIALS@sidecars:8090/PATH` from the network namespace.
 fn post(
     gateway: &NetNamespace,
     credentials: &str,
@@ -47,8 +47,8 @@ fn post(
         .arg(url);
     let output = gateway.within(|| curl.output().unwrap());
     assert!(output.status.success(), "{}", output::stderr(&output));
-    let told = output::stdout(&output);
-    let (body, status) = told.rsplit_once('\n').unwrap();
+    let stdout = output::stdout(&output);
+    let (body, status) = stdout.rsplit_once('\n').unwrap();
     HttpResponse {
         status: status.parse().unwrap(),
         head: Vec::new(),
@@ -92,7 +92,7 @@ mod needs_root {
         let answer = post(&gateway, "", before, &["-H", &bearer], &call("read"));
         assert_eq!((answer.status, answer.text()), (200, String::new()));
 
-        // Docker's gateway takes an empty body for a pass, with any status.
+        // Docker's gateway treats an empty body as a pass, with any status.
         let user = format!("{ENCODED}:x@");
         for credentials in ["", "x:wrong@", "x:@", user.as_str()] {
             for (path, body) in [(before, call("read")), (after, result("a s3cret"))] {

@@ -1,4 +1,4 @@
-//! `/health` where tools are served: every part is measured when it is queried.
+//! `/health` of the tool listeners, which measures every component for each request.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -22,7 +22,7 @@ fn component<'a>(health: &'a Value, name: &str) -> &'a str {
 
 #[test]
 fn seed_000_health_measures_interceptor_and_bridge() {
-    for (taken_part, other_part) in [("interceptor", "bridge"), ("bridge", "interceptor")] {
+    for (blocked_part, other_part) in [("interceptor", "bridge"), ("bridge", "interceptor")] {
         let gate_dir = GateDir::new(PALISADE);
         let (hooks, tools) = (Port::take(), Port::take());
         let config = format!(
@@ -31,7 +31,7 @@ fn seed_000_health_measures_interceptor_and_bridge() {
             tools.address()
         );
         gate_dir.write_config(&config);
-        let (taken, open) = match taken_part {
+        let (taken, open) = match blocked_part {
             "interceptor" => (hooks.address(), tools.address()),
             _ => (tools.address(), hooks.address()),
         };
@@ -41,7 +41,7 @@ fn seed_000_health_measures_interceptor_and_bridge() {
         let state = answer.json();
         assert_eq!(answer.status, 503, "{state}");
         assert_eq!(state["status"], "degraded");
-        let fault = component(&state, taken_part);
+        let fault = component(&state, blocked_part);
         let names_it = fault.starts_with("unavailable: ") && fault.contains(&taken.to_string());
         assert!(names_it, "{state}");
         assert_eq!(component(&state, other_part), "ok", "{state}");
@@ -61,9 +61,9 @@ fn seed_000_health_measures_interceptor_and_bridge() {
 }
 
 #[test]
-fn seed_000_a_tool_stays_unavailable_until_it_was_started() {
+fn seed_000_failed_tool_stays_unavailable_until_it_starts() {
     let bridge = Bridge::new();
-    let allowed = bridge.path("may-live");
+    let allowed = bridge.path("start-allowed");
     let allowed = allowed.to_str().unwrap().to_owned();
     let bridge = bridge
         .fixture("fixture", &["--die-unless", &allowed])
@@ -77,7 +77,7 @@ fn seed_000_a_tool_stays_unavailable_until_it_was_started() {
     };
     assert_eq!(tool("fixture")["status"], "ok");
     assert_eq!(bridge.try_session("fixture").err().unwrap().status, 503);
-    // Also after its backoff, and until it was started.
+    // It stays unavailable after its backoff, until a start succeeds.
     for attempt in 2..=3_u64 {
         wait::until("another attempt", || {
             let state = tool("fixture");
@@ -103,7 +103,7 @@ fn seed_000_a_tool_stays_unavailable_until_it_was_started() {
 }
 
 #[test]
-fn seed_000_a_tool_of_the_older_transport_becomes_unavailable_too() {
+fn seed_000_tool_that_ends_over_sse_becomes_unavailable() {
     let bridge = Bridge::new().fixture("fixture", &["--die"]);
     let gate = bridge.start();
     let mut stream = bridge.send("GET", "/sse", &[], "");
@@ -147,7 +147,7 @@ fn seed_000_policy_loaded_follows_reloads() {
     let state = gate.get("/internal/health").json();
     let error = state["errors"]["policy_loaded"].as_str().unwrap();
     assert!(error.contains("guard"), "{error}");
-    // The old bundle decides calls meanwhile.
+    // The previous bundle still decides calls.
     bridge
         .session("fixture")
         .text("test_simple_text", &serde_json::json!({}));

@@ -8,7 +8,7 @@ use testkit::port::Port;
 
 use crate::bridge::{Bridge, request};
 
-/// Asserts that a response is a refusal in both dialects, and returns the reason.
+/// Asserts that a response is a refusal in both hook formats, and returns the reason.
 #[track_caller]
 pub(crate) fn refused(answer: &HttpResponse) -> String {
     let body = answer.json();
@@ -21,7 +21,7 @@ pub(crate) fn refused(answer: &HttpResponse) -> String {
     reason.to_owned()
 }
 
-/// The short envelope: one of the seed's two definitions of a hook's request.
+/// The short envelope: one of the specification's two definitions of a hook request.
 fn short(name: &str) -> Value {
     json!({
         "type": "before", "request_id": "r-1", "method": "tools/call",
@@ -40,7 +40,7 @@ fn metrics(bridge: &Bridge) -> String {
     answer.text()
 }
 
-/// The value of a counter; zero where it has no series.
+/// The value of a counter; zero if it has no series.
 fn intercepts(bridge: &Bridge, moment: &str, action: &str, tool: &str) -> u64 {
     let series = format!(
         r#"polis_sidecar_intercept_total{{type="{moment}",action="{action}",tool_id="{tool}"}}"#
@@ -57,7 +57,7 @@ fn records(gate: &GateProcess<'_>) -> Vec<Value> {
 }
 
 #[test]
-fn seed_000_short_envelope_is_accepted_and_wrong_values_are_named() {
+fn seed_000_short_envelope_is_accepted_and_invalid_fields_are_named() {
     let policy = r#"
 default decision := {"action": "allow"}
 decision := {"action": "block", "reason": "no deleting"} if input.name == "delete"
@@ -75,7 +75,7 @@ decision := {"action": "block", "reason": "late"} if { input.moment == "after"; 
         "type": "after", "request_id": "r-1", "result": {"late": true},
         "tool_id": "files", "agent_id": "anna",
     });
-    // The same request: the after hook knows what was called.
+    // The same request id: the after hook finds the called tool.
     assert_eq!(bridge.hook("after", &after).json()["reason"], "late");
 
     for (field, value) in [
@@ -162,7 +162,7 @@ decision := {"action": "block", "reason": "no deleting"} if input.name == "delet
     for (action, tool, count) in [
         ("pass", "search", 2),
         ("block", "delete", 1),
-        // The server's name, if it is known.
+        // A prefixed name counts for the configured server.
         ("pass", "fixture", 1),
         ("pass", "fetch", 1),
         ("pass", "unknown", 0),
@@ -235,7 +235,7 @@ decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements":
 }
 
 #[test]
-fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
+fn seed_000_hooks_and_mcp_are_served_at_separate_addresses() {
     let (hooks, tools) = (Port::take(), Port::take());
     let program = testkit::mcp::fixture();
     let hooks = Bridge::at(hooks.address());
@@ -261,14 +261,14 @@ fn seed_000_two_addresses_serve_hooks_and_mcp_apart() {
         assert_eq!(answer.status, 404, "{}", answer.text());
         refused(&answer);
     }
-    let begin = request(0, "initialize", &json!({}));
+    let body = request(0, "initialize", &json!({}));
     for (method, path) in [
         ("POST", "/mcp"),
         ("POST", "/mcp/fixture"),
         ("GET", "/sse"),
         ("POST", "/message?session_id=1"),
     ] {
-        let answer = hooks.request(method, path, &[], &begin);
+        let answer = hooks.request(method, path, &[], &body);
         assert_eq!(answer.status, 404, "{path}: {}", answer.text());
     }
     for address in [&hooks, &tools] {

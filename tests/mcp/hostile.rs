@@ -10,15 +10,16 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Far below any timeout of the bridge, far above what a busy machine needs.
-const AT_ONCE: Duration = Duration::from_secs(5);
+/// Limit for an immediate error: far below any timeout of the bridge, with slack for a busy
+/// machine.
+const IMMEDIATE: Duration = Duration::from_secs(5);
 
 fn is_error(answer: &Value) -> bool {
     answer["error"]["code"].is_i64() && answer["error"]["message"].is_string()
 }
 
 #[test]
-fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
+fn crashed_server_fails_all_open_calls_at_once() {
     for before in [false, true] {
         let bridge = Bridge::with_fixture();
         let _gate = bridge.start();
@@ -32,7 +33,7 @@ fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
         let waiting = messages(&waiting);
         let waiting = waiting.iter().find(|message| message["id"] == 5);
         assert!(waiting.is_some_and(is_error), "{waiting:?}");
-        assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
+        assert!(started.elapsed() < IMMEDIATE, "{:?}", started.elapsed());
         other.text("test_simple_text", &json!({}));
         // The next call starts a new server.
         bridge
@@ -42,7 +43,7 @@ fn a_server_that_ends_in_its_answer_is_an_error_at_once_for_every_open_call() {
 }
 
 #[test]
-fn a_call_that_hangs_holds_up_no_other() {
+fn hanging_call_does_not_block_other_calls() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let session = bridge.session("fixture");
@@ -75,27 +76,27 @@ fn junk_on_stdout_is_dropped_and_counted() {
 
 /// Issue 14, number 4.
 #[test]
-fn a_server_that_floods_stderr_fills_no_log() {
+fn server_that_floods_stderr_is_rate_limited_in_the_log() {
     let program = testkit::mcp::fixture();
     let script = format!("seq 5000 >&2; exec '{}'", program.display());
     let bridge = Bridge::with_fixture().tool("noisy", &["sh", "-c", &script], "");
     let gate = bridge.start();
     bridge.session("noisy").text("test_simple_text", &json!({}));
     let lines_with = |what: &str| {
-        let said = gate.stderr();
-        let lines = said.lines().filter(|line| line.contains(what));
+        let log = gate.stderr();
+        let lines = log.lines().filter(|line| line.contains(what));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     let summary = wait::until("a summary", || {
         lines_with("similar log lines suppressed").pop()
     });
     assert!(summary.contains("noisy"), "{summary}");
-    let written = lines_with("a tool says").len();
+    let written = lines_with("mcp tool stderr").len();
     assert!((1..500).contains(&written), "{written} lines");
 }
 
 #[test]
-fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
+fn endless_output_line_uses_bounded_memory() {
     let bridge = Bridge::with_fixture();
     let gate = bridge.start();
     let other = bridge.session("fixture");
@@ -108,21 +109,24 @@ fn a_line_without_end_takes_no_memory_and_nobody_with_it() {
         "{answer}"
     );
     let after = memory(gate.pid());
-    assert!(after < before + 100_000_000, "{before} became {after}");
+    assert!(
+        after < before + 100_000_000,
+        "memory grew from {before} to {after}"
+    );
     other.text("test_simple_text", &json!({}));
 }
 
 #[test]
-fn a_server_that_cannot_start_is_unavailable_and_tried_again() {
+fn server_that_fails_to_start_is_unavailable_and_retried() {
     let bridge = Bridge::new();
-    let allowed = bridge.path("may-live");
+    let allowed = bridge.path("start-allowed");
     let allowed = allowed.to_str().unwrap().to_owned();
     let bridge = bridge
         .fixture("fixture", &["--die-unless", &allowed])
         .fixture("good", &[]);
     let _gate = bridge.start();
     let Err(answer) = bridge.try_session("fixture") else {
-        panic!("a server that ended has a session");
+        panic!("the failed server has a session");
     };
     assert_eq!(answer.status, 503, "{}", answer.text());
     bridge.session("good").text("test_simple_text", &json!({}));
@@ -134,11 +138,11 @@ fn a_server_that_cannot_start_is_unavailable_and_tried_again() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_unavailable() {
+fn missing_program_is_unavailable() {
     let bridge = Bridge::new().tool("gone", &["/nonexistent/program"], "");
     let _gate = bridge.start();
     let Err(answer) = bridge.try_session("gone") else {
-        panic!("a program that is not there has a session");
+        panic!("the missing program has a session");
     };
     assert_eq!(answer.status, 503, "{}", answer.text());
     let body = request(0, "initialize", &json!({}));
@@ -149,7 +153,7 @@ fn a_program_that_is_not_there_is_unavailable() {
 }
 
 #[test]
-fn a_server_that_clings_to_life_is_ended_with_its_session() {
+fn server_that_ignores_sigterm_ends_with_its_session() {
     let bridge = Bridge::new().fixture("fixture", &["--stubborn"]);
     let _gate = bridge.start();
     let session = bridge.session("fixture");
@@ -161,7 +165,7 @@ fn a_server_that_clings_to_life_is_ended_with_its_session() {
 }
 
 #[test]
-fn what_a_server_has_started_ends_with_it_even_in_a_session_of_its_own() {
+fn descendants_of_a_server_end_with_it() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     for end in ["delete", "crash"] {
@@ -183,7 +187,7 @@ fn what_a_server_has_started_ends_with_it_even_in_a_session_of_its_own() {
 }
 
 #[test]
-fn servers_end_with_the_gate_however_it_ends() {
+fn servers_end_when_the_gate_is_killed() {
     let bridge = Bridge::with_fixture();
     let gate = bridge.start();
     let session = bridge.session("fixture");
@@ -202,7 +206,7 @@ fn servers_end_with_the_gate_however_it_ends() {
 }
 
 #[test]
-fn a_server_sees_no_variable_that_it_was_not_given() {
+fn server_receives_only_its_configured_environment() {
     let program = testkit::mcp::fixture();
     let command = [program.to_str().unwrap()];
     let bridge = Bridge::new().tool("fixture", &command, "env: [\"GIVEN=yes\"]");
@@ -211,12 +215,12 @@ fn a_server_sees_no_variable_that_it_was_not_given() {
         .gate_dir
         .start_with(|command| command.env("GATE_SECRET", "for the gate alone"));
     let session = bridge.session("fixture");
-    let seen: Value = serde_json::from_str(&session.text("env", &json!({}))).unwrap();
-    assert_eq!(seen["GIVEN"], "yes");
-    assert_eq!(seen.get("GATE_SECRET"), None, "{seen}");
+    let env: Value = serde_json::from_str(&session.text("env", &json!({}))).unwrap();
+    assert_eq!(env["GIVEN"], "yes");
+    assert_eq!(env.get("GATE_SECRET"), None, "{env}");
 }
 
-/// A process's private memory, in bytes (proc_pid_status(5)), without the pages of its program.
+/// Anonymous memory of a process, in bytes (RssAnon in proc_pid_status(5)).
 pub(crate) fn memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let mut lines = status.lines();

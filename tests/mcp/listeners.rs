@@ -1,4 +1,4 @@
-//! Addresses and tokens that change while the gate runs.
+//! Changes of listener addresses and tokens while the gate runs.
 //!
 //! Issue 14, number 1.
 
@@ -16,7 +16,7 @@ use crate::bridge::{self, connect, initialize as begin, messages, request};
 
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const TOKEN: &str = "a-token-of-the-operator";
-const OTHER: &str = "another-token-of-the-operator";
+const OTHER_TOKEN: &str = "another-token-of-the-operator";
 
 /// A gate directory with `mcp-fixture` as `fixture`.
 struct Fixture {
@@ -30,7 +30,7 @@ impl Fixture {
         }
     }
 
-    /// Writes the file: addresses and token, and the names of the tools.
+    /// Writes the configuration: the `server` section and the names of the tools.
     fn write(&self, server: &str, tools: &[&str]) {
         let program = testkit::mcp::fixture();
         let mut text = format!("version: \"1.0\"\nserver: {{{server}}}\ntools:\n");
@@ -52,13 +52,13 @@ impl Fixture {
     }
 }
 
-fn single(address: SocketAddr, token: Option<&str>) -> String {
+fn single_port(address: SocketAddr, token: Option<&str>) -> String {
     let token = token.map_or(String::new(), |token| format!(", auth_token: {token}"));
     format!("single_port: \"{address}\"{token}")
 }
 
-/// Every address of the machine, at that port.
-fn anywhere(port: &Port) -> SocketAddr {
+/// The wildcard address with this port.
+fn wildcard(port: &Port) -> SocketAddr {
     (Ipv4Addr::UNSPECIFIED, port.address().port()).into()
 }
 
@@ -88,8 +88,8 @@ fn is_closed(address: SocketAddr) -> bool {
     TcpStream::connect(address).is_err()
 }
 
-/// Asserts that no request is answered on the connection any more.
-fn ends(mut stream: TcpStream) {
+/// Asserts that the gate answers no further request on the connection.
+fn assert_ended(mut stream: TcpStream) {
     post(&stream, "/mcp/fixture", &[("Host", "localhost")], &begin());
     let mut rest = Vec::new();
     // The connection ends or is reset.
@@ -97,91 +97,94 @@ fn ends(mut stream: TcpStream) {
     assert_eq!(String::from_utf8_lossy(&rest), "");
 }
 
-fn listed(gate: &GateProcess<'_>) -> (Value, Value) {
+fn listeners(gate: &GateProcess<'_>) -> (Value, Value) {
     let health = gate.get("/internal/health").json();
     let of = |name: &str| health["listeners"][name].clone();
     (of("interceptor"), of("mcp"))
 }
 
-fn at(address: SocketAddr) -> (Value, Value) {
+fn both_at(address: SocketAddr) -> (Value, Value) {
     (json!(address.to_string()), json!(address.to_string()))
 }
 
 #[test]
-fn a_reload_closes_the_old_listener_and_opens_the_new() {
+fn reload_closes_the_old_listener_and_opens_the_new_one() {
     let (old, new) = (Port::take(), Port::take());
     let fixture = Fixture::new();
-    let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
-    assert_eq!(listed(&gate), at(anywhere(&old)));
+    let gate = fixture.start(&single_port(wildcard(&old), Some(TOKEN)));
+    assert_eq!(listeners(&gate), both_at(wildcard(&old)));
     let answer = initialize(old.address(), "localhost", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
-    // A host name of a web page that resolves to this address: the token keeps it out.
+    // DNS rebinding: the token keeps the web page out.
     let answer = initialize(old.address(), "rebound.example", None);
     assert_eq!(answer.status, 401, "{}", answer.text());
     let answer = initialize(old.address(), "gate.example", Some(TOKEN));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let kept = connect(old.address());
+    let used = connect(old.address());
     let bearer = format!("Bearer {TOKEN}");
     let headers = [("Host", "localhost"), ("Authorization", bearer.as_str())];
-    post(&kept, "/mcp/fixture", &headers, &begin());
-    assert_eq!(http::read_response(&kept).unwrap().status, 200);
+    post(&used, "/mcp/fixture", &headers, &begin());
+    assert_eq!(http::read_response(&used).unwrap().status, 200);
     let idle = connect(old.address());
 
-    fixture.reload(&single(new.address(), None));
+    fixture.reload(&single_port(new.address(), None));
     assert!(is_closed(old.address()), "the old port is still open");
-    ends(kept);
-    ends(idle);
+    assert_ended(used);
+    assert_ended(idle);
     let answer = initialize(new.address(), "localhost", None);
     assert_eq!(answer.status, 200, "{}", answer.text());
     for token in [None, Some(TOKEN)] {
         let answer = initialize(new.address(), "rebound.example", token);
         assert_eq!(answer.status, 403, "{}", answer.text());
     }
-    assert_eq!(listed(&gate), at(new.address()));
+    assert_eq!(listeners(&gate), both_at(new.address()));
     let shown = output::stdout(&fixture.gate_dir.run(&["gate", "status"]));
     assert!(
         shown.contains(&format!("mcp: {}", new.address())),
         "{shown}"
     );
-    assert!(!shown.contains(&anywhere(&old).to_string()), "{shown}");
+    assert!(!shown.contains(&wildcard(&old).to_string()), "{shown}");
     let log = gate.stderr();
     assert!(!log.contains("next start"), "{log}");
     assert!(log.contains("mcp listener closed"), "{log}");
 }
 
 #[test]
-fn a_listener_that_is_not_configured_any_more_is_closed() {
+fn removed_listener_is_closed_on_reload() {
     let port = Port::take();
     let fixture = Fixture::new();
-    let gate = fixture.start(&single(port.address(), None));
+    let gate = fixture.start(&single_port(port.address(), None));
     fixture.gate_dir.write_config("version: \"1.0\"\n");
     let output = fixture.gate_dir.run(&["config", "reload"]);
     assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(port.address()));
-    assert_eq!(listed(&gate), (Value::Null, Value::Null));
+    assert_eq!(listeners(&gate), (Value::Null, Value::Null));
     let health = gate.get("/internal/health").json();
     assert_eq!(health["checks"].get("mcp_listening"), None, "{health}");
 }
 
 #[test]
-fn the_same_port_moves_between_every_address_and_the_loopback() {
+fn listener_moves_between_wildcard_and_loopback_on_one_port() {
     let port = Port::take();
-    let elsewhere = SocketAddr::from(([127, 0, 0, 2], port.address().port()));
+    let other_address = SocketAddr::from(([127, 0, 0, 2], port.address().port()));
     let fixture = Fixture::new();
-    let gate = fixture.start(&single(anywhere(&port), Some(TOKEN)));
+    let gate = fixture.start(&single_port(wildcard(&port), Some(TOKEN)));
     for _ in 0..2 {
-        assert_eq!(initialize(elsewhere, "localhost", Some(TOKEN)).status, 200);
-        assert_eq!(initialize(elsewhere, "localhost", None).status, 401);
+        assert_eq!(
+            initialize(other_address, "localhost", Some(TOKEN)).status,
+            200
+        );
+        assert_eq!(initialize(other_address, "localhost", None).status, 401);
 
-        fixture.reload(&single(port.address(), None));
-        assert_eq!(listed(&gate), at(port.address()));
-        assert!(is_closed(elsewhere));
+        fixture.reload(&single_port(port.address(), None));
+        assert_eq!(listeners(&gate), both_at(port.address()));
+        assert!(is_closed(other_address));
         assert_eq!(initialize(port.address(), "localhost", None).status, 200);
         let answer = initialize(port.address(), "rebound.example", None);
         assert_eq!(answer.status, 403, "{}", answer.text());
 
-        fixture.reload(&single(anywhere(&port), Some(TOKEN)));
-        assert_eq!(listed(&gate), at(anywhere(&port)));
+        fixture.reload(&single_port(wildcard(&port), Some(TOKEN)));
+        assert_eq!(listeners(&gate), both_at(wildcard(&port)));
         assert_eq!(initialize(port.address(), "localhost", None).status, 401);
     }
     // The gate's sockets overlapped briefly; another process still cannot bind the port.
@@ -189,10 +192,10 @@ fn the_same_port_moves_between_every_address_and_the_loopback() {
 }
 
 #[test]
-fn a_token_that_changes_ends_the_connections_of_the_old_one() {
+fn changed_token_ends_connections_with_the_old_token() {
     let port = Port::take();
     let fixture = Fixture::new();
-    let _gate = fixture.start(&single(port.address(), Some(TOKEN)));
+    let _gate = fixture.start(&single_port(port.address(), Some(TOKEN)));
     let bearer = format!("Bearer {TOKEN}");
     let answer = initialize(port.address(), "localhost", Some(TOKEN));
     let session = answer.header("mcp-session-id").unwrap().to_owned();
@@ -212,71 +215,71 @@ fn a_token_that_changes_ends_the_connections_of_the_old_one() {
     let mut answer = http::read_head(&busy).unwrap();
     assert_eq!(answer.status, 200);
 
-    fixture.reload(&single(port.address(), Some(OTHER)));
-    for (token, status) in [(Some(OTHER), 200), (Some(TOKEN), 401), (None, 401)] {
+    fixture.reload(&single_port(port.address(), Some(OTHER_TOKEN)));
+    for (token, status) in [(Some(OTHER_TOKEN), 200), (Some(TOKEN), 401), (None, 401)] {
         let answer = initialize(port.address(), "localhost", token);
         assert_eq!(answer.status, status, "{token:?}: {}", answer.text());
     }
-    ends(idle);
+    assert_ended(idle);
     // A started response is finished, and no later request is answered.
     while let Some(chunk) = http::read_chunk(&busy).unwrap() {
         answer.body.extend(chunk);
     }
     assert_eq!(http::read_line(&busy).unwrap(), "");
-    let told = messages(&answer);
-    let slept = told.iter().find(|message| message["id"] == 1);
+    let received = messages(&answer);
+    let slept = received.iter().find(|message| message["id"] == 1);
     assert!(
         slept.is_some_and(|slept| slept["result"].is_object()),
-        "{told:?}"
+        "{received:?}"
     );
-    ends(busy);
+    assert_ended(busy);
 
-    fixture.reload(&single(port.address(), None));
+    fixture.reload(&single_port(port.address(), None));
     assert_eq!(initialize(port.address(), "localhost", None).status, 200);
 }
 
 #[test]
-fn an_address_that_is_taken_refuses_the_reload_whole() {
+fn reload_with_address_in_use_changes_nothing() {
     let (old, new) = (Port::take(), Port::take());
-    let taken = TcpListener::bind(new.address()).unwrap();
+    let blocker = TcpListener::bind(new.address()).unwrap();
     let fixture = Fixture::new();
-    let gate = fixture.start(&single(anywhere(&old), Some(TOKEN)));
-    fixture.write(&single(new.address(), None), &["fixture", "added"]);
+    let gate = fixture.start(&single_port(wildcard(&old), Some(TOKEN)));
+    fixture.write(&single_port(new.address(), None), &["fixture", "added"]);
     let output = fixture.gate_dir.run(&["config", "reload"]);
-    let told = output::stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains(&new.address().to_string()), "{told}");
-    assert_eq!(listed(&gate), at(anywhere(&old)));
+    let stderr = output::stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains(&new.address().to_string()), "{stderr}");
+    assert_eq!(listeners(&gate), both_at(wildcard(&old)));
     assert_eq!(initialize(old.address(), "localhost", None).status, 401);
     let answer = initialize(old.address(), "localhost", Some(TOKEN));
     assert_eq!(answer.status, 200, "{}", answer.text());
     let shown = gate.get("/v1/config").text();
     assert!(!shown.contains("added"), "{shown}");
-    drop(taken);
+    drop(blocker);
     let output = fixture.gate_dir.run(&["config", "reload"]);
     assert!(output.status.success(), "{}", output::stderr(&output));
     assert!(is_closed(old.address()));
-    assert_eq!(listed(&gate), at(new.address()));
+    assert_eq!(listeners(&gate), both_at(new.address()));
 }
 
 #[test]
-fn an_address_that_is_taken_at_the_start_degrades_and_blocks_no_reload() {
+fn address_in_use_at_start_degrades_health_until_reload() {
     let port = Port::take();
-    let taken = TcpListener::bind(port.address()).unwrap();
+    let blocker = TcpListener::bind(port.address()).unwrap();
     let fixture = Fixture::new();
-    let gate = fixture.start(&single(port.address(), None));
-    assert_eq!(listed(&gate), (Value::Null, Value::Null));
+    let gate = fixture.start(&single_port(port.address(), None));
+    assert_eq!(listeners(&gate), (Value::Null, Value::Null));
     let health = || gate.get("/internal/health").json();
     assert_eq!(health()["checks"]["mcp_listening"], false);
     // Unrelated settings can still change.
     fixture.reload(&format!(
         "{}, enforce_agent_id: true",
-        single(port.address(), None)
+        single_port(port.address(), None)
     ));
     assert_eq!(health()["checks"]["mcp_listening"], false);
-    drop(taken);
-    fixture.reload(&single(port.address(), None));
+    drop(blocker);
+    fixture.reload(&single_port(port.address(), None));
     assert_eq!(health()["checks"]["mcp_listening"], true);
-    assert_eq!(listed(&gate), at(port.address()));
+    assert_eq!(listeners(&gate), both_at(port.address()));
     assert_eq!(initialize(port.address(), "localhost", None).status, 200);
 }

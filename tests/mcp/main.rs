@@ -8,7 +8,7 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test fails by panicking"
 )]
 
 mod bridge;

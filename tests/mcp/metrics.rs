@@ -23,12 +23,12 @@ fn processes(name: &str, tool: &str) -> String {
     format!(r#"{name}{{tool_id="{tool}",runtime_type="local"}}"#)
 }
 
-/// A line of the gate's log that holds all of these texts.
+/// Waits for a line of the gate's log that contains all of these texts.
 fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     wait::until_or(
         || {
-            let said = gate.stderr();
-            let mut lines = said.lines();
+            let log = gate.stderr();
+            let mut lines = log.lines();
             let found = lines.find(|line| texts.iter().all(|text| line.contains(text)));
             found.map(str::to_owned)
         },
@@ -36,8 +36,13 @@ fn wait_for_line(gate: &GateProcess<'_>, texts: &[&str]) -> String {
     )
 }
 
-/// Sends a call of 2026-07-28, and does not wait.
-fn send_modern(bridge: &Bridge, tool: &str, name: &str, arguments: &Value) -> std::net::TcpStream {
+/// Sends a call of revision 2026-07-28, and does not wait.
+fn send_sessionless(
+    bridge: &Bridge,
+    tool: &str,
+    name: &str,
+    arguments: &Value,
+) -> std::net::TcpStream {
     let meta = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -61,8 +66,8 @@ fn wait_for_start(file: &Path) {
 }
 
 #[test]
-fn seed_000_metrics_are_served_where_configured_and_reload() {
-    let bridge = Bridge::with_fixture().section("metrics: {path: /numbers}");
+fn seed_000_metrics_path_is_configurable_and_reloadable() {
+    let bridge = Bridge::with_fixture().section("metrics: {path: /custom}");
     let gate = bridge.start();
     let get = |path: &str| bridge.request("GET", path, &[], "");
     let is_served = |answer: &HttpResponse| {
@@ -72,16 +77,16 @@ fn seed_000_metrics_are_served_where_configured_and_reload() {
             && kind.starts_with("application/openmetrics-text")
             && text.contains("polis_sidecar_process_status")
     };
-    let answer = get("/numbers");
+    let answer = get("/custom");
     assert!(is_served(&answer), "{answer:?}");
     assert_eq!(get("/metrics").status, 404);
 
     bridge.reload_with("metrics: {path: /a/b}");
     assert!(is_served(&get("/a/b")));
-    assert_eq!(get("/numbers").status, 404);
+    assert_eq!(get("/custom").status, 404);
 
     bridge.reload_with("metrics: {enabled: false, path: /a/b}");
-    for path in ["/a/b", "/numbers", "/metrics"] {
+    for path in ["/a/b", "/custom", "/metrics"] {
         assert_eq!(get(path).status, 404, "{path}");
     }
     // The control socket always serves the metrics.
@@ -92,16 +97,16 @@ fn seed_000_metrics_are_served_where_configured_and_reload() {
 }
 
 #[test]
-fn seed_000_a_metrics_path_that_is_taken_is_refused() {
+fn seed_000_metrics_path_of_another_endpoint_is_refused() {
     for path in ["/mcp/x", "/health", "/intercept", "/sse", "/message"] {
         let bridge = Bridge::with_fixture().section(&format!("metrics: {{path: {path}}}"));
         bridge.write();
         let output = bridge.gate_dir.run(&["config", "check"]);
-        let told = output::stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{path}: {told}");
+        let stderr = output::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{path}: {stderr}");
         assert!(
-            told.contains("metrics.path") && told.contains(path),
-            "{told}"
+            stderr.contains("metrics.path") && stderr.contains(path),
+            "{stderr}"
         );
     }
 }
@@ -115,7 +120,7 @@ echo closed >&2
 exec sleep 1000"#;
 
 #[test]
-fn seed_000_a_failed_write_is_500_and_logged() {
+fn seed_000_failed_write_returns_500_and_is_logged() {
     let bridge = Bridge::with_fixture().tool("closes", &["sh", "-c", CLOSES_INPUT], "");
     let gate = bridge.start();
     let session = bridge.session("closes");
@@ -132,7 +137,7 @@ fn seed_000_a_failed_write_is_500_and_logged() {
     // The server is unusable: it is ended with its session.
     bridge.wait_for_metric(&processes("polis_sidecar_processes", "closes"), 0);
     assert_eq!(session.post(&request(2, "ping", &json!({}))).status, 404);
-    // The older transport answers the same.
+    // HTTP with SSE answers the same.
     let mut stream = BufReader::new(bridge.send("GET", "/sse/closes", &[], ""));
     assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
     let (_, endpoint) = events(&mut stream, "endpoint").remove(0);
@@ -141,8 +146,8 @@ fn seed_000_a_failed_write_is_500_and_logged() {
     let initialized = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     assert_eq!(post(initialized), 202);
     wait::until("its input to be closed", || {
-        let said = gate.stderr();
-        let closed = said.lines().filter(|line| line.ends_with("closed\""));
+        let log = gate.stderr();
+        let closed = log.lines().filter(|line| line.ends_with("closed\""));
         (closed.count() == 2).then_some(())
     });
     assert_eq!(post(&request(1, "tools/call", &params)), 500);
@@ -152,7 +157,7 @@ fn seed_000_a_failed_write_is_500_and_logged() {
 }
 
 #[test]
-fn seed_000_e2b_and_failed_starts_are_answered_and_logged() {
+fn seed_000_e2b_and_failed_starts_return_errors_and_are_logged() {
     let e2b = "runtime: {type: e2b, template: data, timeout: 300s}";
     let bridge =
         Bridge::new()
@@ -190,15 +195,15 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     let short: Session<'_> = wait::until("a session", || bridge.try_session("short").ok());
     let answer = short.post(&request(1, "tools/call", &hang));
     assert!(
-        answer.text().contains("took longer than"),
+        answer.text().contains("timed out after"),
         "{}",
         answer.text()
     );
     bridge.wait_for_metric(&calls("short", "timeout"), 1);
-    let answer = send_modern(&bridge, "short", "hang", &json!({}));
+    let answer = send_sessionless(&bridge, "short", "hang", &json!({}));
     let answer = http::read_response(answer).unwrap();
     assert!(
-        answer.text().contains("took longer than"),
+        answer.text().contains("timed out after"),
         "{}",
         answer.text()
     );
@@ -215,9 +220,9 @@ fn seed_000_timed_out_and_cancelled_calls_are_counted() {
     });
     assert_eq!(session.post(&cancel.to_string()).status, 202);
     bridge.wait_for_metric(&calls("fixture", "cancelled"), 1);
-    // A client of the newest revision cancels by disconnecting.
-    let file = bridge.path("left");
-    let open = send_modern(&bridge, "fixture", "cancellable", &json!({ "file": file }));
+    // A client of revision 2026-07-28 cancels by disconnecting.
+    let file = bridge.path("disconnected");
+    let open = send_sessionless(&bridge, "fixture", "cancellable", &json!({ "file": file }));
     wait_for_start(&file);
     drop(open);
     bridge.wait_for_metric(&calls("fixture", "cancelled"), 2);
@@ -244,7 +249,7 @@ fn seed_000_process_status_is_one_or_zero() {
     bridge.rewrite(&[("other", &[])]);
     let output = bridge.gate_dir.run(&["config", "reload"]);
     assert!(output.status.success(), "{}", output::stderr(&output));
-    wait::until("the series to go", || {
+    wait::until("the series to be removed", || {
         (both() == (None, None)).then_some(())
     });
     assert_eq!(

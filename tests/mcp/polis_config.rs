@@ -1,4 +1,4 @@
-//! The configuration file of seed 000, verbatim.
+//! The example configuration file of specification 000, verbatim.
 
 use std::io::{BufReader, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,9 +15,9 @@ use crate::bridge::{Bridge, initialize};
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 
 /// The file, verbatim.
-const SEED: &str = include_str!("../../crates/config/tests/data/polis-config.yaml");
+const EXAMPLE: &str = include_str!("../../crates/config/tests/data/polis-config.yaml");
 
-/// The address of all services in the seed's file.
+/// The address of all services in the example file.
 pub(crate) const PORT_8090: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8090);
 
@@ -45,7 +45,7 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
         return;
     }
     let gate_dir = GateDir::new(PALISADE);
-    gate_dir.write_config(SEED);
+    gate_dir.write_config(EXAMPLE);
     // Port 8090 of this machine may be taken, and `jaeger` must not be resolved.
     let gate = gate_dir.start_with(|command| {
         *command = inside::alone(command);
@@ -72,30 +72,30 @@ fn seed_000_whole_configuration_serves_8090_without_its_secret() {
     let answer = exchange(&network, "POST", "/intercept/before", &hook.to_string());
     assert_eq!(answer.json()["action"], "pass", "{}", answer.text());
 
-    let warned = |words: &str| {
-        let said = gate.stderr();
-        let lines = said.lines().map(serde_json::from_str::<Value>);
+    let has_warning = |text: &str| {
+        let log = gate.stderr();
+        let lines = log.lines().map(serde_json::from_str::<Value>);
         let mut lines = lines.filter_map(Result::ok);
-        lines.any(|line| line["level"] == "WARN" && line.to_string().contains(words))
+        lines.any(|line| line["level"] == "WARN" && line.to_string().contains(text))
     };
-    for words in [
+    for text in [
         "the environment variable E2B_API_KEY is not set: secrets.e2b_api_key is empty",
         "/policies/mcp",
         "/policies/elicitation",
     ] {
-        wait::until(words, || warned(words).then_some(()));
+        wait::until(text, || has_warning(text).then_some(()));
     }
 }
 
 #[test]
-fn seed_000_flat_keys_are_refused_with_their_new_place() {
+fn seed_000_flat_keys_are_refused_with_their_replacement() {
     let gate_dir = GateDir::new(PALISADE);
     let flat = "interceptor_addr: \":8090\"\nmcp_server_addr: \":8090\"\n\
                 shutdown_timeout: 10s\nlog_level: info\n";
-    gate_dir.write_config(&format!("{SEED}\n{flat}"));
+    gate_dir.write_config(&format!("{EXAMPLE}\n{flat}"));
     let output = gate_dir.run(&["gate", "run"]);
-    let told = output::stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let stderr = output::stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
     for (key, new) in [
         ("interceptor_addr", "server.interceptor_addr"),
         ("mcp_server_addr", "server.mcp_server_addr"),
@@ -103,12 +103,12 @@ fn seed_000_flat_keys_are_refused_with_their_new_place() {
         ("log_level", "logging.level"),
     ] {
         let sentence = format!("unknown key '{key}' at the top level; write {new} instead");
-        assert!(told.contains(&sentence), "{sentence}: {told}");
+        assert!(stderr.contains(&sentence), "{sentence}: {stderr}");
     }
 }
 
 #[test]
-fn seed_000_description_of_a_tool_is_shown_wherever_tools_are() {
+fn seed_000_tool_description_is_shown_in_all_lists() {
     let program = testkit::mcp::fixture();
     let command = [program.to_str().unwrap()];
     let described = "description: \"Filesystem access tool\"";

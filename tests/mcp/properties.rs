@@ -1,4 +1,4 @@
-//! The seed's correctness properties that need a whole gate, with their numbers.
+//! Numbered correctness properties of the original specification that need a whole gate.
 
 use std::cell::Cell;
 use std::fmt::Write as _;
@@ -16,13 +16,13 @@ use crate::relay::events;
 const PALISADE: &str = env!("CARGO_BIN_EXE_palisade");
 const CASES: u32 = 100;
 
-/// A policy that decides as the message says, so that the message can be anything.
-const OBEDIENT: &str =
+/// A policy whose decision is `params.decide` of the message.
+const ECHO_POLICY: &str =
     "decision := object.get(input.params, \"decide\", {\"action\": \"allow\"})\n";
 
-/// Initializes, and echoes every other line. After `notifications/close` it closes its
-/// input and keeps running.
-const ECHO: &str = r#"while IFS= read -r line; do
+/// A server that answers `initialize` and echoes all other lines. After `notifications/close` it
+/// closes its input and keeps running.
+const ECHO_SERVER: &str = r#"while IFS= read -r line; do
   case $line in
     *'"initialize"'*) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"x","version":"1"}}}';;
     *notifications/initialized*) ;;
@@ -38,7 +38,7 @@ fn notification(method: &str, params: &Value) -> String {
 // **Feature: unified-sidecar, Property 6: ProcessManager Interface Consistency**
 #[test]
 fn property_06_process_manager_interface_consistency_in_sandboxes() {
-    let command = ["sh", "-c", ECHO];
+    let command = ["sh", "-c", ECHO_SERVER];
     let bridge = Bridge::new().tool("local", &command, "").tool(
         "sandbox",
         &command,
@@ -50,7 +50,7 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
         prop::collection::vec(any::<String>(), 1..5),
         prop::bool::weighted(0.1),
     );
-    proptest!(ProptestConfig::with_cases(CASES), |((tool, words, closes) in strategy)| {
+    proptest!(ProptestConfig::with_cases(CASES), |((tool, texts, closes) in strategy)| {
         let labels = format!(r#"{{tool_id="{tool}",runtime_type="{tool}"}}"#);
         let running = format!("polis_sidecar_processes{labels}");
         let ended = format!(
@@ -64,14 +64,14 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
         let mut stream = BufReader::new(stream);
         prop_assert_eq!(http::read_head(&mut stream).unwrap().status, 200);
         // Write, and read the response.
-        for (number, word) in words.iter().enumerate() {
+        for (number, text) in texts.iter().enumerate() {
             let mark = format!("\"number\":{number}");
-            let params = json!({"word": word, "number": number});
-            let text = notification("notifications/word", &params);
-            prop_assert_eq!(session.post(&text).status, 202);
+            let params = json!({"text": text, "number": number});
+            let sent = notification("notifications/text", &params);
+            prop_assert_eq!(session.post(&sent).status, 202);
             let back = events(&mut stream, &mark);
             let back = back.iter().find(|(_, data)| data.contains(&mark));
-            prop_assert_eq!(back.map(|(_, data)| data.as_str()), Some(text.as_str()));
+            prop_assert_eq!(back.map(|(_, data)| data.as_str()), Some(sent.as_str()));
         }
         let ping = request(9, "ping", &json!({}));
         if closes {
@@ -96,8 +96,8 @@ fn property_06_process_manager_interface_consistency_in_sandboxes() {
 enum ToolState {
     Works,
     CannotStart,
-    NotBuilt,
-    /// It was not started yet.
+    NotImplemented,
+    /// Not started yet.
     Unused,
 }
 
@@ -109,18 +109,18 @@ impl ToolState {
             ToolState::CannotStart | ToolState::Unused => {
                 format!("  - {{name: {name}, command: [/nonexistent/program]}}\n")
             }
-            ToolState::NotBuilt => {
+            ToolState::NotImplemented => {
                 format!("  - {{name: {name}, command: [x], runtime: {{type: e2b, template: t}}}}\n")
             }
         }
     }
 
-    /// The status of a new session, where one is attempted.
+    /// The HTTP status of a new session; none if no session is opened.
     fn answer(self) -> Option<u16> {
         match self {
             ToolState::Works => Some(200),
             ToolState::CannotStart => Some(503),
-            ToolState::NotBuilt => Some(501),
+            ToolState::NotImplemented => Some(501),
             ToolState::Unused => None,
         }
     }
@@ -128,7 +128,7 @@ impl ToolState {
     fn status(self) -> &'static str {
         match self {
             ToolState::Works | ToolState::Unused => "ok",
-            ToolState::CannotStart | ToolState::NotBuilt => "unavailable",
+            ToolState::CannotStart | ToolState::NotImplemented => "unavailable",
         }
     }
 }
@@ -140,19 +140,19 @@ fn property_09_health_status_aggregation() {
     let (hooks, tools) = (Port::take(), Port::take());
     let bundle = gate_dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
-    let policy = format!("package mcp.authz\n{OBEDIENT}");
+    let policy = format!("package mcp.authz\n{ECHO_POLICY}");
     std::fs::write(bundle.join("policy.rego"), policy).unwrap();
     let gate = gate_dir.start();
     let states = prop::sample::select(vec![
         ToolState::Works,
         ToolState::CannotStart,
-        ToolState::NotBuilt,
+        ToolState::NotImplemented,
         ToolState::Unused,
     ]);
     let strategy = (
         prop::collection::vec(states, 0..4),
         any::<bool>(),
-        // Bundles that are configured, and what health says of them.
+        // The configured bundles, and their state in `/health`.
         prop::sample::select(vec![
             (&[][..], "pass-through: "),
             (&["bundle"], "ok"),
@@ -211,7 +211,7 @@ fn property_09_health_status_aggregation() {
                 let works = matches!(state, ToolState::Works);
                 prop_assert_eq!(&tool["sessions"], &json!(u8::from(works)), "{}", tool);
                 let runtime = match state {
-                    ToolState::NotBuilt => "e2b",
+                    ToolState::NotImplemented => "e2b",
                     _ => "local",
                 };
                 prop_assert_eq!(&tool["runtime"], runtime);
@@ -249,7 +249,7 @@ fn property_10_metrics_emission_consistency() {
     let command = [program.to_str().unwrap()];
     let bridge = Bridge::with_fixture()
         .tool("short", &command, "runtime: {timeout: 300ms}")
-        .policy(OBEDIENT);
+        .policy(ECHO_POLICY);
     let _gate = bridge.start();
     let session = bridge.session("fixture");
     // On a busy machine the initialization may take longer than the limit of its calls.
@@ -268,12 +268,12 @@ fn property_10_metrics_emission_consistency() {
     ]);
     let strategy = (actions, any::<bool>(), any::<bool>(), ends);
     let case = Cell::new(0);
-    proptest!(ProptestConfig::with_cases(CASES), |(((word, answered), is_known, is_after, end) in strategy)| {
+    proptest!(ProptestConfig::with_cases(CASES), |(((action, answered), is_known, is_after, end) in strategy)| {
         case.set(case.get() + 1);
         // A hook is counted by moment, action and tool, and its decision by bundle.
-        let tool = if is_known { "fixture" } else { "of-the-gateway" };
+        let tool = if is_known { "fixture" } else { "gateway-tool" };
         let moment = if is_after { "after" } else { "before" };
-        let (counted, decided) = if is_after { ("pass", "allow") } else { (answered, word) };
+        let (counted, decided) = if is_after { ("pass", "allow") } else { (answered, action) };
         let mut envelope = json!({
             "version": "1.0", "type": moment, "request_id": "r",
             "timestamp": "2026-01-01T00:00:00Z", "tool_id": tool, "agent_id": "a",
@@ -282,7 +282,7 @@ fn property_10_metrics_emission_consistency() {
         if is_after {
             envelope["result"] = json!({"content": []});
         } else {
-            let decide = json!({"action": word, "outputs": {"modified_data": {"x": 1}}});
+            let decide = json!({"action": action, "outputs": {"modified_data": {"x": 1}}});
             envelope["method"] = json!("tools/call");
             envelope["params"] = json!({"name": "x", "decide": decide});
         }

@@ -11,14 +11,14 @@ use crate::relay::events;
 
 const TOKEN: &str = "a-token-of-the-operator";
 
-/// The sentence of a refusal.
-fn sentence(answer: &HttpResponse) -> String {
+/// The error message of a refusal.
+fn error_message(answer: &HttpResponse) -> String {
     let error = &answer.json()["error"];
     error.as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn seed_000_a_token_is_required_where_it_is_configured() {
+fn seed_000_configured_token_is_required() {
     let bridge = Bridge::with_fixture().server(&format!("auth_token: {TOKEN}"));
     let _gate = bridge.start();
     let right = format!("Bearer {TOKEN}");
@@ -42,7 +42,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
             let answer = bridge.request(method, path, &headers, body);
             assert_eq!(answer.status, 401, "{path} {token:?}: {}", answer.text());
             assert_eq!(
-                sentence(&answer),
+                error_message(&answer),
                 "Unauthorized: the token of server.auth_token is missing or wrong"
             );
             let scheme = answer.header("www-authenticate").unwrap_or_default();
@@ -53,7 +53,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
         let expected = if *path == "/message" { 404 } else { 200 };
         assert_eq!(answer.status, expected, "{path}: {}", answer.text());
     }
-    // The form of a hook's refusal depends on its dialect; all block the call.
+    // The refusal of a hook depends on its format; all formats block the call.
     let call = json!({
         "version": "1.0", "type": "before", "request_id": "r", "method": "tools/call",
         "timestamp": "2026-01-01T00:00:00Z", "params": {"name": "x"}, "tool_id": "fixture",
@@ -77,7 +77,7 @@ fn seed_000_a_token_is_required_where_it_is_configured() {
 }
 
 #[test]
-fn seed_000_an_agent_without_a_name_is_refused_where_enforced() {
+fn seed_000_missing_agent_id_is_refused_if_enforced() {
     let bridge = Bridge::with_fixture().server("enforce_agent_id: true");
     let _gate = bridge.start();
     for headers in [&[][..], &[("X-Agent-ID", "")]] {
@@ -88,7 +88,7 @@ fn seed_000_an_agent_without_a_name_is_refused_where_enforced() {
         ] {
             let answer = bridge.request(method, path, headers, &initialize());
             assert_eq!(answer.status, 401, "{path}: {}", answer.text());
-            assert_eq!(sentence(&answer), "The X-Agent-ID header is missing");
+            assert_eq!(error_message(&answer), "The X-Agent-ID header is missing");
         }
     }
     let headers = [("X-Agent-ID", "review")];
@@ -102,7 +102,7 @@ fn seed_000_an_agent_without_a_name_is_refused_where_enforced() {
 }
 
 #[test]
-fn seed_000_messages_of_the_older_transport_have_their_statuses() {
+fn seed_000_sse_messages_return_the_documented_statuses() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let headers = [("X-Agent-ID", "one")];
@@ -119,17 +119,20 @@ fn seed_000_messages_of_the_older_transport_have_their_statuses() {
     for body in ["{", "[]", "null", r#"{"id":1,"method":"ping"}"#, ""] {
         let answer = post("one", &endpoint, body);
         assert_eq!(answer.status, 400, "{body}: {}", answer.text());
-        assert_eq!(sentence(&answer), "Invalid JSON-RPC format");
+        assert_eq!(error_message(&answer), "Invalid JSON-RPC format");
     }
     let answer = post("two", &endpoint, message);
     assert_eq!(answer.status, 403, "{}", answer.text());
-    assert_eq!(sentence(&answer), "The session is another agent's");
+    assert_eq!(
+        error_message(&answer),
+        "The session belongs to another agent"
+    );
     for path in ["/message", "/message?session_id=unknown", "/mcp/message"] {
         let answer = post("one", path, message);
         assert_eq!(answer.status, 404, "{path}: {}", answer.text());
-        assert_eq!(sentence(&answer), "Session not found");
+        assert_eq!(error_message(&answer), "Session not found");
     }
-    // Also by the header, as at any of the paths.
+    // The session may also be named by the header, at both paths.
     let named = [("X-Agent-ID", "one"), ("X-Session-ID", session.as_str())];
     for path in ["/message", "/mcp/message"] {
         assert_eq!(
@@ -142,13 +145,13 @@ fn seed_000_messages_of_the_older_transport_have_their_statuses() {
     let crash = json!({"name": "crash", "arguments": {"before": true}});
     let answer = post("one", &endpoint, &request(2, "tools/call", &crash));
     assert_eq!(answer.status, 202, "{}", answer.text());
-    let answer = wait::until("the child to be gone", || {
+    let answer = wait::until("the child to end", || {
         let answer = post("one", &endpoint, message);
         // A write to a child that is just ending fails.
         (!matches!(answer.status, 202 | 500)).then_some(answer)
     });
     assert_eq!(answer.status, 503, "{}", answer.text());
-    assert_eq!(sentence(&answer), "Child process not running");
+    assert_eq!(error_message(&answer), "Child process not running");
 }
 
 #[test]
@@ -185,7 +188,7 @@ fn seed_000_other_hosts_and_web_pages_are_refused() {
         for (method, path, body) in &requests {
             let answer = bridge.request(method, path, headers, body);
             assert_eq!(answer.status, 403, "{path} {headers:?}: {}", answer.text());
-            assert_eq!(sentence(&answer), why, "{path} {headers:?}");
+            assert_eq!(error_message(&answer), why, "{path} {headers:?}");
         }
     }
     for headers in [
@@ -205,5 +208,5 @@ fn seed_000_other_hosts_and_web_pages_are_refused() {
     stream.write_all(head.as_bytes()).unwrap();
     let answer = http::read_response(BufReader::new(stream)).unwrap();
     assert_eq!(answer.status, 403, "{}", answer.text());
-    assert_eq!(sentence(&answer), "The Host header is missing");
+    assert_eq!(error_message(&answer), "The Host header is missing");
 }

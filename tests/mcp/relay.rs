@@ -1,4 +1,4 @@
-//! Messages arrive unchanged, and only at their own session.
+//! The bridge relays messages unchanged, and only to their own session.
 
 use std::io::{BufReader, Read, Write};
 
@@ -7,11 +7,11 @@ use testkit::{http, wait};
 
 use crate::bridge::{Bridge, messages, request};
 
-/// Numbers that no Rust type can hold, unordered and duplicate keys, escapes.
+/// Numbers that no Rust type can hold, unordered keys, escapes.
 const ARGUMENTS: &str = r#"{"z":123456789012345678901234567890,"a":-0.10000000000000000555111512312578270211815834045410156250e+400,"f":1.10,"u":"\u00e9é✓ \ud83d\ude00","nested":{"b":[1,2,{"y":null,"x":true}],"a":{}},"":"\/"}"#;
 
 #[test]
-fn every_byte_of_a_call_survives_in_both_directions() {
+fn call_and_result_are_relayed_without_changes() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let session = bridge.session("fixture");
@@ -26,12 +26,12 @@ fn every_byte_of_a_call_survives_in_both_directions() {
     );
     assert!(text.contains("\"id\":99999999999999999999"), "{text}");
     // The arguments that the server received, returned as a text.
-    let given = format!(r#"{{"unknown":[1.0],"name":"echo_raw","arguments":{ARGUMENTS}}}"#);
-    assert!(text.contains(&Value::from(given).to_string()), "{text}");
+    let params = format!(r#"{{"unknown":[1.0],"name":"echo_raw","arguments":{ARGUMENTS}}}"#);
+    assert!(text.contains(&Value::from(params).to_string()), "{text}");
 }
 
 #[test]
-fn every_byte_survives_the_newest_revision_too() {
+fn call_of_2026_07_28_is_relayed_without_changes() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let meta = json!({
@@ -57,7 +57,7 @@ fn every_byte_survives_the_newest_revision_too() {
 }
 
 #[test]
-fn a_large_answer_arrives_whole() {
+fn large_answer_is_relayed_completely() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let session = bridge.session("fixture");
@@ -68,7 +68,7 @@ fn a_large_answer_arrives_whole() {
 }
 
 #[test]
-fn two_sessions_with_the_same_ids_hear_only_their_own() {
+fn sessions_with_equal_request_ids_receive_only_their_own_answers() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let (one, two) = (bridge.session("fixture"), bridge.session("fixture"));
@@ -80,7 +80,7 @@ fn two_sessions_with_the_same_ids_hear_only_their_own() {
     let answer = http::read_response(BufReader::new(waiting)).unwrap();
     let slept = &messages(&answer)[0]["result"]["content"][0]["text"];
     assert_eq!(slept, "Slept.", "{}", answer.text());
-    // And each has a process of its own.
+    // Each session has its own process.
     let pid = |text: String| serde_json::from_str::<Value>(&text).unwrap()["pid"].clone();
     assert_ne!(
         pid(one.text("who", &json!({}))),
@@ -89,7 +89,7 @@ fn two_sessions_with_the_same_ids_hear_only_their_own() {
 }
 
 #[test]
-fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
+fn shared_server_routes_messages_to_the_right_session() {
     let program = testkit::mcp::fixture();
     let command = [program.to_str().unwrap()];
     let bridge = Bridge::new().tool("fixture", &command, "shared: true");
@@ -112,11 +112,11 @@ fn a_shared_server_is_one_process_and_still_tells_its_sessions_apart() {
     for (stream, steps) in [(first, 4), (second, 6)] {
         let answer = http::read_response(BufReader::new(stream)).unwrap();
         let messages = messages(&answer);
-        let told = messages.iter().filter(|message| {
+        let progress = messages.iter().filter(|message| {
             message["method"] == "notifications/progress" && message["params"]["total"] == steps
         });
         assert_eq!(
-            told.count(),
+            progress.count(),
             usize::try_from(steps).unwrap(),
             "{messages:?}"
         );
@@ -147,7 +147,7 @@ pub(crate) fn events(stream: &mut impl Read, until: &str) -> Vec<(String, String
 }
 
 #[test]
-fn a_stream_of_the_older_transport_goes_on_where_it_broke() {
+fn interrupted_sse_stream_resumes_at_the_last_event() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let mut stream = BufReader::new(bridge.send("GET", "/sse", &[], ""));
@@ -164,38 +164,38 @@ fn a_stream_of_the_older_transport_goes_on_where_it_broke() {
     let arguments = json!({"steps": 20, "ms": 20});
     let params = json!({"name": "progress", "arguments": arguments, "_meta": meta});
     post(&request(1, "tools/call", &params));
-    let mut heard = events(&mut stream, "\"progress\":3");
+    let mut received = events(&mut stream, "\"progress\":3");
     drop(stream);
-    let (last, _) = heard.last().unwrap().clone();
+    let (last, _) = received.last().unwrap().clone();
     assert_eq!(last.split(':').next(), Some(session.as_str()), "{last}");
-    let again = bridge.send("GET", "/sse", &[("Last-Event-ID", &last)], "");
-    let mut again = BufReader::new(again);
-    let head = http::read_head(&mut again).unwrap();
+    let resumed = bridge.send("GET", "/sse", &[("Last-Event-ID", &last)], "");
+    let mut resumed = BufReader::new(resumed);
+    let head = http::read_head(&mut resumed).unwrap();
     assert_eq!(head.header("x-session-id"), Some(session.as_str()));
-    heard.extend(events(&mut again, "Done."));
-    let told = heard.iter().filter_map(|(_, data)| {
+    received.extend(events(&mut resumed, "Done."));
+    let steps = received.iter().filter_map(|(_, data)| {
         let message: Value = serde_json::from_str(data).ok()?;
         message["params"]["progress"].as_u64()
     });
-    let told: Vec<u64> = told.collect();
-    assert_eq!(told, (1..=20).collect::<Vec<u64>>(), "{heard:?}");
+    let steps: Vec<u64> = steps.collect();
+    assert_eq!(steps, (1..=20).collect::<Vec<u64>>(), "{received:?}");
 }
 
 #[test]
-fn stderr_of_a_server_is_in_the_log_with_its_name() {
+fn server_stderr_is_logged_with_the_tool_name() {
     let bridge = Bridge::with_fixture();
     let gate = bridge.start();
     let session = bridge.session("fixture");
     session.text("stderr_lines", &json!({"count": 1, "text": "over and out"}));
     wait::until("the line", || {
-        let said = gate.stderr();
-        let line = said.lines().find(|line| line.contains("over and out 0"))?;
+        let log = gate.stderr();
+        let line = log.lines().find(|line| line.contains("over and out 0"))?;
         line.contains("fixture").then_some(())
     });
 }
 
 #[test]
-fn a_session_that_was_ended_is_gone_and_so_is_its_server() {
+fn deleted_session_ends_its_server() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let session = bridge.session("fixture");
@@ -210,7 +210,7 @@ fn a_session_that_was_ended_is_gone_and_so_is_its_server() {
 }
 
 #[test]
-fn a_body_that_never_ends_holds_nobody_up() {
+fn incomplete_body_does_not_block_other_requests() {
     let bridge = Bridge::with_fixture();
     let _gate = bridge.start();
     let session = bridge.session("fixture");

@@ -1,4 +1,4 @@
-//! The gate's stop has one deadline, and tools are terminated when it begins.
+//! The gate's shutdown has one deadline, and tools are terminated at its start.
 
 use std::io::{BufReader, Write};
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use testkit::{http, wait};
 
 use crate::bridge::Bridge;
 
-/// Reports on stderr, which the gate logs, that it runs and that it was terminated.
-const POLITE: &str = "trap 'echo was terminated >&2; exit 0' TERM
+/// A tool that reports its start and its SIGTERM on stderr, which the gate logs.
+const REPORTING_TOOL: &str = "trap 'echo was terminated >&2; exit 0' TERM
     echo is up >&2
     sleep 1000 & wait";
 
-/// Needs two seconds to exit.
-const SLOW: &str = "trap 'sleep 2; echo was terminated >&2; exit 0' TERM
+/// A tool that needs two seconds to exit.
+const SLOW_TOOL: &str = "trap 'sleep 2; echo was terminated >&2; exit 0' TERM
     echo is up >&2
     sleep 1000 & wait";
 
@@ -22,8 +22,8 @@ const SLOW: &str = "trap 'sleep 2; echo was terminated >&2; exit 0' TERM
 fn wait_for_report(gate: &GateProcess<'_>, tool: &str, text: &str) {
     wait::until_or(
         || {
-            let said = gate.stderr();
-            let mut lines = said.lines();
+            let log = gate.stderr();
+            let mut lines = log.lines();
             lines
                 .any(|line| line.contains(tool) && line.contains(text))
                 .then_some(())
@@ -32,7 +32,7 @@ fn wait_for_report(gate: &GateProcess<'_>, tool: &str, text: &str) {
     );
 }
 
-/// Starts a process of a tool, with a session of the older transport.
+/// Starts a process of a tool with a session over HTTP with SSE.
 fn start(bridge: &Bridge, gate: &GateProcess<'_>, tool: &str) -> impl Sized + use<> {
     let mut stream = BufReader::new(bridge.send("GET", &format!("/sse/{tool}"), &[], ""));
     let head = http::read_head(&mut stream).unwrap();
@@ -44,32 +44,36 @@ fn start(bridge: &Bridge, gate: &GateProcess<'_>, tool: &str) -> impl Sized + us
 #[test]
 fn seed_000_tools_are_terminated_before_requests_are_drained() {
     let bridge = Bridge::new()
-        .tool("outside", &["sh", "-c", POLITE], "")
-        .tool("inside", &["sh", "-c", POLITE], "runtime: {type: sandbox}")
+        .tool("host-tool", &["sh", "-c", REPORTING_TOOL], "")
+        .tool(
+            "sandbox-tool",
+            &["sh", "-c", REPORTING_TOOL],
+            "runtime: {type: sandbox}",
+        )
         .server("shutdown_timeout: 300s");
     let mut gate = bridge.start();
-    let _streams = ["outside", "inside"].map(|tool| start(&bridge, &gate, tool));
+    let _streams = ["host-tool", "sandbox-tool"].map(|tool| start(&bridge, &gate, tool));
     let mut held = gate.hold_request();
     gate.signal("TERM");
-    wait_for_report(&gate, "outside", "was terminated");
-    wait_for_report(&gate, "inside", "was terminated");
-    // The request is still being waited for, and is answered.
+    wait_for_report(&gate, "host-tool", "was terminated");
+    wait_for_report(&gate, "sandbox-tool", "was terminated");
+    // The gate still waits for the request, and answers it.
     let rest = format!("{:>99}", "}");
     held.write_all(rest.as_bytes()).unwrap();
     let answer = http::read_response(&mut held).unwrap();
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.stderr());
-    let said = gate.stderr();
+    let log = gate.stderr();
     assert!(
-        !said.contains("is killed") && !said.contains("cut off"),
-        "{said}"
+        !log.contains("is killed") && !log.contains("cut off"),
+        "{log}"
     );
 }
 
 #[test]
-fn seed_000_a_tool_may_use_the_time_of_the_stop() {
+fn seed_000_tool_may_use_the_whole_shutdown_timeout() {
     let bridge = Bridge::new()
-        .tool("slow", &["sh", "-c", SLOW], "")
+        .tool("slow", &["sh", "-c", SLOW_TOOL], "")
         .server("shutdown_timeout: 100s");
     let mut gate = bridge.start();
     let _stream = start(&bridge, &gate, "slow");
@@ -80,19 +84,19 @@ fn seed_000_a_tool_may_use_the_time_of_the_stop() {
 }
 
 #[test]
-fn seed_000_a_tool_that_ignores_sigterm_is_killed_in_time() {
-    let sandboxed = "trap '' TERM; echo is up >&2; while :; do sleep 1; done";
+fn seed_000_tool_that_ignores_sigterm_is_killed_at_the_deadline() {
+    let ignores_sigterm = "trap '' TERM; echo is up >&2; while :; do sleep 1; done";
     let bridge = Bridge::new()
         .fixture("stubborn", &["--stubborn"])
         .tool(
-            "inside",
-            &["sh", "-c", sandboxed],
+            "sandbox-tool",
+            &["sh", "-c", ignores_sigterm],
             "runtime: {type: sandbox}",
         )
         .server("shutdown_timeout: 2s");
     let mut gate = bridge.start();
     let _session = bridge.session("stubborn");
-    let _stream = start(&bridge, &gate, "inside");
+    let _stream = start(&bridge, &gate, "sandbox-tool");
     assert_eq!(bridge.servers().len(), 1);
     // One deadline covers everything, also a request that never ends.
     let _held = gate.hold_request();
@@ -100,10 +104,10 @@ fn seed_000_a_tool_that_ignores_sigterm_is_killed_in_time() {
     gate.signal("TERM");
     assert_eq!(gate.wait().code(), Some(0), "{}", gate.stderr());
     let took = signalled.elapsed();
-    println!("a stop of 2 s took {took:?}");
+    println!("a shutdown of 2 s took {took:?}");
     assert!(took < Duration::from_secs(30), "{took:?}");
-    assert!(bridge.servers().is_empty(), "it was not killed");
-    for tool in ["stubborn", "inside"] {
+    assert!(bridge.servers().is_empty(), "the server was not killed");
+    for tool in ["stubborn", "sandbox-tool"] {
         wait_for_report(&gate, tool, "mcp tool did not end on SIGTERM and is killed");
     }
     wait::until("the request to be cut off", || {

@@ -91,8 +91,13 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let fixture = testkit::mcp::fixture();
     command
         .env("FIXTURE_DIR", fixture.parent().unwrap())
-        .env("WORDS", "Returns its environment.")
-        .args(["--", "$FIXTURE_DIR/mcp-fixture", "--describe", "${WORDS}"]);
+        .env("DESCRIPTION", "Returns its environment.")
+        .args([
+            "--",
+            "$FIXTURE_DIR/mcp-fixture",
+            "--describe",
+            "${DESCRIPTION}",
+        ]);
     let running = Standalone::start(&bridge, command);
 
     // A single tool needs no name.
@@ -105,8 +110,8 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let echo: Vec<&Value> = echo.filter(|tool| tool["name"] == "echo_raw").collect();
     assert_eq!(echo[0]["description"], "Returns its environment.");
     // The server inherits the environment of the command.
-    let told = session.text("env", &json!({"name": "WORDS"}));
-    assert!(told.contains("Returns its environment."), "{told}");
+    let env = session.text("env", &json!({"name": "DESCRIPTION"}));
+    assert!(env.contains("Returns its environment."), "{env}");
     let mut events = bridge.send("GET", "/sse", &[], "");
     assert_eq!(testkit::http::read_head(&mut events).unwrap().status, 200);
     let first = testkit::http::read_chunk(&mut events).unwrap().unwrap();
@@ -114,12 +119,12 @@ fn seed_000_bridge_run_serves_a_command_without_configuration() {
     let health = bridge.request("GET", "/health", &[], "");
     assert_eq!(health.status, 200, "{}", health.text());
     wait::until("the decision in the log", || {
-        let said = running.stderr();
-        (said.contains("tool call decided") && said.contains("name=\"env\"")).then_some(())
+        let log = running.stderr();
+        (log.contains("tool call decided") && log.contains("name=\"env\"")).then_some(())
     });
     // No file was created in the operator's home.
-    let made = std::fs::read_dir(bridge.gate_dir.path()).unwrap();
-    let names = made.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let entries = std::fs::read_dir(bridge.gate_dir.path()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
     names.sort();
     assert_eq!(names, ["bridge.log", "palisade.yaml"]);
@@ -147,14 +152,14 @@ fn seed_000_bridge_run_ends_with_every_process_it_started() {
 
         assert_eq!(running.end(signal), code, "{signal}: {}", running.stderr());
         wait::until("no process to be left", || {
-            let over = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
-            over.then_some(())
+            let all_ended = bridge.servers().is_empty() && start_of(grandchild) != Some(started);
+            all_ended.then_some(())
         });
     }
 }
 
 #[test]
-fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
+fn seed_000_polis_bridge_symlink_serves_port_8090() {
     if !testkit::require_root("making a network namespace") {
         return;
     }
@@ -165,9 +170,9 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
     command.args(["--", &fixture()]);
     // Port 8090 of this machine may be taken.
     let running = Standalone::start(&bridge, inside::alone(&command));
-    let said = running.stderr();
+    let log = running.stderr();
     let address = "bridge listening on http://127.0.0.1:8090/mcp";
-    assert!(said.contains(address), "{said}");
+    assert!(log.contains(address), "{log}");
     let network = NetNamespace::of_process(running.child.id());
     let answer = exchange(&network, "POST", "/mcp", &initialize());
     assert_eq!(answer.status, 200, "{}", answer.text());
@@ -190,7 +195,7 @@ fn seed_000_polis_bridge_by_its_own_name_serves_port_8090() {
 }
 
 #[test]
-fn seed_000_bridge_run_takes_policies_from_its_file() {
+fn seed_000_bridge_run_reads_policies_from_its_file() {
     let bridge = Bridge::new();
     let bundle = bridge.path("bundle");
     std::fs::create_dir(&bundle).unwrap();
@@ -208,7 +213,7 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
     let mut command = bridge_run(&bridge);
     command
         .env("BRIDGE_TOKEN", "of-the-operator")
-        .env("KEPT", "so");
+        .env("INHERITED", "yes");
     command
         .arg("-c")
         .arg(&file)
@@ -225,8 +230,8 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
         401
     );
     assert_eq!(post("/mcp/other", &[], &initialize()).status, 404);
-    let began = post("/mcp", &[], &initialize());
-    let session = began.header("mcp-session-id").unwrap();
+    let opened = post("/mcp", &[], &initialize());
+    let session = opened.header("mcp-session-id").unwrap();
     let headers = [("Mcp-Session-Id", session)];
     let call = |name: &str, arguments: Value| {
         let params = json!({"name": name, "arguments": arguments});
@@ -236,25 +241,25 @@ fn seed_000_bridge_run_takes_policies_from_its_file() {
         found.unwrap_or_else(|| panic!("{}", answer.text()))["result"].clone()
     };
     assert_eq!(call("who", json!({}))["isError"], true);
-    let told = call("env", json!({})).to_string();
-    assert!(told.contains("KEPT"), "{told}");
-    assert!(!told.contains("of-the-operator"), "{told}");
+    let env = call("env", json!({})).to_string();
+    assert!(env.contains("INHERITED"), "{env}");
+    assert!(!env.contains("of-the-operator"), "{env}");
     // Decisions are logged at level info, and the option sets the level.
     assert_eq!(running.end(Signal::SIGTERM), Some(0));
-    let said = running.stderr();
-    assert!(!said.contains("tool call decided"), "{said}");
+    let log = running.stderr();
+    assert!(!log.contains("tool call decided"), "{log}");
 }
 
 #[test]
-fn seed_000_bridge_run_refuses_what_it_cannot_serve() {
+fn seed_000_bridge_run_refuses_invalid_arguments() {
     let bridge = Bridge::new();
-    let refused = |options: &[&str], words: &[&str]| -> Output {
+    let run = |options: &[&str], arguments: &[&str]| -> Output {
         let mut command = bridge_run(&bridge);
-        let command = command.args(options).arg("--").args(words);
+        let command = command.args(options).arg("--").args(arguments);
         command.output().unwrap()
     };
     let fixture = fixture();
-    for (options, words, code, sentence) in [
+    for (options, arguments, code, message) in [
         (
             &[][..],
             &["$NOT_SET_HERE/server"][..],
@@ -282,15 +287,15 @@ fn seed_000_bridge_run_refuses_what_it_cannot_serve() {
             "error, warn, info, debug, trace",
         ),
     ] {
-        let output = refused(options, words);
-        let told = output::stderr(&output);
-        assert_eq!(output.status.code(), Some(code), "{words:?}: {told}");
-        assert!(told.contains(sentence), "{words:?}: {told}");
+        let output = run(options, arguments);
+        let stderr = output::stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(message), "{arguments:?}: {stderr}");
     }
     let _taken = TcpListener::bind(bridge.address).unwrap();
-    let output = refused(&[], &[&fixture]);
-    let told = output::stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains(&bridge.address.to_string()), "{told}");
-    assert!(told.contains("choose another port with -p"), "{told}");
+    let output = run(&[], &[&fixture]);
+    let stderr = output::stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains(&bridge.address.to_string()), "{stderr}");
+    assert!(stderr.contains("choose another port with -p"), "{stderr}");
 }

@@ -25,7 +25,7 @@ impl AgentFixture {
         Self { gate_dir, repo }
     }
 
-    /// `palisade` as typed in the repository.
+    /// Runs `palisade` in the repository.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         let mut command = self.gate_dir.palisade(args);
         command.current_dir(self.repo.dir()).output().unwrap()
@@ -42,8 +42,8 @@ impl AgentFixture {
         output::stdout(&output)
     }
 
-    /// Runs a part of drive.py with the client; every fact in `held` must be reported.
-    pub(crate) fn drive(&self, what: &str, mode: &str, held: &[&str]) {
+    /// Runs the function `what` of client.py, which must report exactly `checks`.
+    pub(crate) fn run_client(&self, what: &str, mode: &str, checks: &[&str]) {
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let server = [
             PALISADE.to_owned(),
@@ -53,12 +53,18 @@ impl AgentFixture {
             text(self.gate_dir.config()),
             "mcp".to_owned(),
         ];
-        self.drive_with(what, mode, &server, held);
+        self.run_client_with(what, mode, &server, checks);
     }
 
-    /// Runs a part of drive.py with a server that is started so.
-    pub(crate) fn drive_with(&self, what: &str, mode: &str, server: &[String], held: &[&str]) {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mcp_agents/drive.py");
+    /// Runs the function `what` of client.py with the server command `server`.
+    pub(crate) fn run_client_with(
+        &self,
+        what: &str,
+        mode: &str,
+        server: &[String],
+        checks: &[&str],
+    ) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mcp_agents/client.py");
         let mut command = Command::new(testkit::mcp::peers().join("venv/bin/python"));
         command
             .arg(source)
@@ -69,13 +75,13 @@ impl AgentFixture {
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", self.gate_dir.path());
         let output = command.output().unwrap();
-        let said = output::stdout(&output);
-        let reported: Vec<&str> = said
+        let stdout = output::stdout(&output);
+        let reported: Vec<&str> = stdout
             .lines()
             .filter_map(|line| line.strip_prefix("ok "))
             .collect();
         assert!(
-            output.status.success() && reported == held,
+            output.status.success() && reported == checks,
             "{what}, {mode}: {reported:?}\n{}",
             output::stderr(&output)
         );
@@ -108,7 +114,7 @@ impl AgentFixture {
     }
 
     /// The commit messages of a branch, oldest first.
-    pub(crate) fn diary(&self, branch: &str) -> Vec<String> {
+    pub(crate) fn commit_messages(&self, branch: &str) -> Vec<String> {
         let range = format!("main..{branch}");
         let log = self.repo.git(&["log", "--reverse", "--format=%s", &range]);
         log.lines().map(str::to_owned).collect()
@@ -152,7 +158,7 @@ impl Server {
     }
 
     /// Closes the input, and waits for the exit.
-    pub(crate) fn hang_up(&mut self) -> ExitStatus {
+    pub(crate) fn close_input(&mut self) -> ExitStatus {
         self.input = None;
         self.process.wait().unwrap()
     }

@@ -59,30 +59,33 @@ fn read(file: &PathBuf) -> Value {
 }
 
 #[test]
-fn every_client_is_told_in_its_own_file() {
+fn install_writes_the_settings_file_of_every_client() {
     let fixture = AgentFixture::new();
     for (client, user, project, section) in CLIENTS {
         let file = fixture.gate_dir.path().join(user);
-        let said = fixture.ok(&["mcp", "install", client, "--yes"]);
-        assert!(said.contains(&format!("Installed for {client}")), "{said}");
+        let stdout = fixture.ok(&["mcp", "install", client, "--yes"]);
+        assert!(
+            stdout.contains(&format!("Installed for {client}")),
+            "{stdout}"
+        );
         let entry = &read(&file)[section]["palisade"];
         let command = entry["command"].as_str().unwrap();
         assert!(command.ends_with("/palisade"), "{entry}");
-        let words: Vec<&str> = entry["args"]
+        let arguments: Vec<&str> = entry["args"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|word| word.as_str().unwrap())
+            .map(|argument| argument.as_str().unwrap())
             .collect();
-        assert!(words.starts_with(&["--config"]), "{words:?}");
+        assert!(arguments.starts_with(&["--config"]), "{arguments:?}");
         assert!(
-            words.contains(&"mcp") && words.contains(&"--state-dir"),
-            "{words:?}"
+            arguments.contains(&"mcp") && arguments.contains(&"--state-dir"),
+            "{arguments:?}"
         );
         let mode = file.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{client}");
-        let said = fixture.ok(&["mcp", "install", client, "--yes"]);
-        assert!(said.contains("nothing to change"), "{said}");
+        let stdout = fixture.ok(&["mcp", "install", client, "--yes"]);
+        assert!(stdout.contains("nothing to change"), "{stdout}");
 
         fixture.ok(&["mcp", "install", client, "--scope", "project", "--yes"]);
         let entry = &read(&fixture.repo.path(project))[section]["palisade"];
@@ -94,7 +97,7 @@ fn every_client_is_told_in_its_own_file() {
 }
 
 #[test]
-fn a_client_that_was_moved_is_told_where_it_is() {
+fn install_uses_the_configured_directory_of_the_client() {
     let fixture = AgentFixture::new();
     for (client, variable, file) in [
         ("claude", "CLAUDE_CONFIG_DIR", ".claude.json"),
@@ -104,8 +107,8 @@ fn a_client_that_was_moved_is_told_where_it_is() {
         ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
     ] {
         let moved = fixture.gate_dir.path().join(format!("moved-{client}"));
-        let words = ["mcp", "install", client, "--yes"];
-        let mut command = fixture.gate_dir.palisade(&words);
+        let arguments = ["mcp", "install", client, "--yes"];
+        let mut command = fixture.gate_dir.palisade(&arguments);
         let output = command.env(variable, &moved).output().unwrap();
         assert!(output.status.success(), "{}", output::stderr(&output));
         assert!(moved.join(file).is_file(), "{client}");
@@ -113,20 +116,20 @@ fn a_client_that_was_moved_is_told_where_it_is() {
 }
 
 #[test]
-fn what_is_installed_starts_and_serves() {
+fn installed_command_starts_and_serves() {
     let fixture = AgentFixture::new();
     fixture.ok(&["mcp", "install", "gemini", "--yes"]);
     let entry =
         &read(&fixture.gate_dir.path().join(".gemini/settings.json"))["mcpServers"]["palisade"];
-    let words: Vec<String> = std::iter::once(&entry["command"])
+    let arguments: Vec<String> = std::iter::once(&entry["command"])
         .chain(entry["args"].as_array().unwrap())
-        .map(|word| word.as_str().unwrap().to_owned())
+        .map(|argument| argument.as_str().unwrap().to_owned())
         .collect();
-    fixture.drive_with("describes", "auto", &words, &["describes"]);
+    fixture.run_client_with("describe_tools", "auto", &arguments, &["descriptions"]);
 }
 
 #[test]
-fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
+fn install_shows_the_change_and_keeps_other_settings() {
     let fixture = AgentFixture::new();
     let file = fixture.gate_dir.path().join(".config/zed/settings.json");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -162,7 +165,7 @@ fn what_else_is_in_a_file_stays_and_the_change_is_shown_first() {
 }
 
 #[test]
-fn a_file_that_is_not_understood_is_left_alone() {
+fn install_does_not_change_an_invalid_settings_file() {
     let fixture = AgentFixture::new();
     for (client, user, _, section) in CLIENTS {
         let file = fixture.gate_dir.path().join(user);
@@ -178,7 +181,7 @@ fn a_file_that_is_not_understood_is_left_alone() {
 }
 
 #[test]
-fn a_link_of_the_operators_is_followed_and_one_of_the_repositorys_is_not() {
+fn install_follows_symlinks_in_home_but_not_in_the_repository() {
     let fixture = AgentFixture::new();
     let home = fixture.gate_dir.path();
     std::fs::write(home.join("dotfile"), "{}").unwrap();
@@ -197,7 +200,7 @@ fn a_link_of_the_operators_is_followed_and_one_of_the_repositorys_is_not() {
         let output = fixture.run(&["mcp", "install", client, "--scope", "project", "--yes"]);
         assert_eq!(output.status.code(), Some(2));
         assert!(
-            output::stderr(&output).contains("is a link"),
+            output::stderr(&output).contains("is a symbolic link"),
             "{}",
             output::stderr(&output)
         );

@@ -1,5 +1,5 @@
-//! `palisade mcp` with the official Python client, which starts it and works on a new
-//! repository, and the results for the operator.
+//! `palisade mcp` with the official Python client, which starts the server and works on a new
+//! repository.
 //!
 //! The client is installed by `tests/mcp/install`.
 
@@ -8,11 +8,11 @@
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a test fails by panicking"
 )]
 
 mod agent_fixture;
-mod elsewhere;
+mod agent_session;
 mod install;
-mod journey;
+mod remote_container;
 mod transfers;

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use crate::agent_fixture::AgentFixture;
 
 #[test]
-fn nothing_is_moved_through_a_link_out_of_the_repository_or_over_a_file() {
+fn transfers_refuse_symlinks_out_of_the_repository_and_existing_files() {
     let fixture = AgentFixture::new();
     let repo = &fixture.repo;
     repo.write("untracked/a.bin", [0, 255, 10, 0]);
@@ -18,7 +18,7 @@ fn nothing_is_moved_through_a_link_out_of_the_repository_or_over_a_file() {
     symlink(outside.join("a"), repo.path("link")).unwrap();
     symlink(&outside, repo.path("linked")).unwrap();
     let readme = repo.read("README.md");
-    fixture.drive(
+    fixture.run_client(
         "transfers",
         "auto",
         &["upload escapes", "upload", "download escapes", "download"],
@@ -34,5 +34,8 @@ fn nothing_is_moved_through_a_link_out_of_the_repository_or_over_a_file() {
     assert!(!repo.path(".vscode").exists());
     let entries: Vec<_> = std::fs::read_dir(&outside).unwrap().collect();
     assert_eq!(entries.len(), 1, "{entries:?}");
-    assert_eq!(fixture.diary("palisade/files")[0], "upload: untracked");
+    assert_eq!(
+        fixture.commit_messages("palisade/files")[0],
+        "upload: untracked"
+    );
 }

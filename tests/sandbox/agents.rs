@@ -6,9 +6,9 @@ use testkit::output;
 
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
-for_every_operator!(an_agent_is_told_once_that_it_is_in_a_sandbox);
+for_every_operator!(agent_gets_the_sandbox_option_exactly_once);
 
-fn an_agent_is_told_once_that_it_is_in_a_sandbox(fixture: &SandboxFixture) {
+fn agent_gets_the_sandbox_option_exactly_once(fixture: &SandboxFixture) {
     let script = "#!/bin/sh\necho \"$0\" \"$@\"; echo \"gemini=$GEMINI_SANDBOX\"\n";
     for agent in ["codex", "claude", "gemini", "other"] {
         fixture.repo.write(agent, script);
@@ -17,15 +17,15 @@ fn an_agent_is_told_once_that_it_is_in_a_sandbox(fixture: &SandboxFixture) {
     }
     fixture.repo.commit("agents");
     let run = |before: &[&str], command: &[&str]| {
-        let words = [&["run", "--name", "fix"], before, &["--"], command].concat();
-        let output = fixture.run(&words);
+        let args = [&["run", "--name", "fix"], before, &["--"], command].concat();
+        let output = fixture.run(&args);
         assert!(output.status.success(), "{}", describe(&output));
         let notes = output::stderr(&output)
-            .matches("it is in a sandbox already")
+            .matches("turns off the agent's own sandbox")
             .count();
         (output::stdout(&output), notes)
     };
-    for (command, heard) in [
+    for (command, expected) in [
         (
             &["./codex", "exec", "do it"][..],
             "./codex -c sandbox_mode=danger-full-access exec do it\ngemini=\n",
@@ -36,7 +36,7 @@ fn an_agent_is_told_once_that_it_is_in_a_sandbox(fixture: &SandboxFixture) {
         ),
         (&["./gemini"], "./gemini\ngemini=false\n"),
     ] {
-        assert_eq!(run(&[], command), (heard.to_owned(), 1));
+        assert_eq!(run(&[], command), (expected.to_owned(), 1));
         let plain = format!("{}\ngemini=\n", command.join(" "));
         assert_eq!(run(&["--as-is"], command), (plain, 0));
     }

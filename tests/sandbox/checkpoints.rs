@@ -2,9 +2,9 @@
 
 use crate::sandbox_fixture::SandboxFixture;
 
-for_every_operator!(a_restore_takes_a_snapshot_first_and_says_where_it_is);
+for_every_operator!(restore_takes_a_snapshot_first_and_names_it);
 
-fn a_restore_takes_a_snapshot_first_and_says_where_it_is(fixture: &SandboxFixture) {
+fn restore_takes_a_snapshot_first_and_names_it(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.ok(&["checkpoint", "fix", "start"]);
     fixture.stdout_of("fix", "echo later > new.txt");

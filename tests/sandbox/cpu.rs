@@ -14,11 +14,11 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    a_sandbox_has_a_share_that_its_agent_cannot_raise,
-    a_limit_of_processors_is_enforced_or_refused,
+    agent_cannot_raise_the_cpu_share_of_its_sandbox,
+    cpu_limit_is_enforced_or_refused,
 );
 
-for_subid_user!(a_sandbox_has_a_share_that_its_agent_cannot_raise);
+for_subid_user!(agent_cannot_raise_the_cpu_share_of_its_sandbox);
 
 /// The sandbox's cgroup of the cpu controller, if it has one.
 fn cpu_cgroup(fixture: &SandboxFixture, id: &str) -> Option<PathBuf> {
@@ -40,12 +40,12 @@ fn root_has_cpu_cgroups() -> bool {
 /// The process on the host that a sandbox sees as `sleep SECONDS`.
 fn sleeper(seconds: &str) -> i32 {
     wait::until("the sleeper", || {
-        let words = format!("sleep\0{seconds}\0");
+        let command_line = format!("sleep\0{seconds}\0");
         let pids = std::fs::read_dir("/proc").unwrap().flatten();
         let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         pids.find(|pid: &i32| {
             std::fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|found| found == words.as_bytes())
+                .is_ok_and(|found| found == command_line.as_bytes())
         })
     })
 }
@@ -62,7 +62,7 @@ fn policy(pid: i32) -> String {
     fields.split_whitespace().nth(38).unwrap().to_owned()
 }
 
-fn a_sandbox_has_a_share_that_its_agent_cannot_raise(fixture: &SandboxFixture) {
+fn agent_cannot_raise_the_cpu_share_of_its_sandbox(fixture: &SandboxFixture) {
     const IDLE: &str = "5";
     let id = fixture.create("fix");
     // Durations that no other test uses.
@@ -111,7 +111,7 @@ fn a_sandbox_has_a_share_that_its_agent_cannot_raise(fixture: &SandboxFixture) {
     assert!(!cgroup.exists());
 }
 
-fn a_limit_of_processors_is_enforced_or_refused(fixture: &SandboxFixture) {
+fn cpu_limit_is_enforced_or_refused(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { cpus: 0.1 } }\n");
@@ -146,15 +146,15 @@ fn a_limit_of_processors_is_enforced_or_refused(fixture: &SandboxFixture) {
 
 /// Number of spinners and repetitions: few, unless a benchmark sets them.
 fn size() -> (usize, usize) {
-    let asked = std::env::var("PALISADE_SPINNERS");
-    asked.map_or((2, 3), |text| (text.parse().unwrap(), 200))
+    let setting = std::env::var("PALISADE_SPINNERS");
+    setting.map_or((2, 3), |text| (text.parse().unwrap(), 200))
 }
 
 /// Time limit of one measurement.
-const LONGEST: Duration = Duration::from_secs(20);
+const MAX_DURATION: Duration = Duration::from_secs(20);
 
 /// Time limit for the start of the spinners.
-const BEGIN: Duration = Duration::from_secs(45);
+const START_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// The command of a spinner, with a word to find it.
 const SPIN: &str = "while :; do :; done # spinner";
@@ -163,7 +163,7 @@ const SPIN: &str = "while :; do :; done # spinner";
 fn times(count: usize, mut work: impl FnMut()) -> (Duration, Duration) {
     let begun = Instant::now();
     let mut all = Vec::new();
-    while all.len() < count && (all.len() < 3 || begun.elapsed() < LONGEST) {
+    while all.len() < count && (all.len() < 3 || begun.elapsed() < MAX_DURATION) {
         let now = Instant::now();
         work();
         all.push(now.elapsed());
@@ -189,7 +189,7 @@ fn running() -> usize {
 }
 
 #[test]
-fn a_sandbox_full_of_spinners_beside_others() {
+fn spinning_sandbox_effect_on_others_is_measured() {
     let (spinners, count) = size();
     let binary = std::env::var("PALISADE_BINARY");
     let binary = binary.as_deref().unwrap_or(env!("CARGO_BIN_EXE_palisade"));
@@ -230,7 +230,7 @@ fn a_sandbox_full_of_spinners_beside_others() {
         let begun = Instant::now();
         let spin = wait::until("spinners", || {
             let spin = running();
-            (spin >= spinners || begun.elapsed() > BEGIN).then_some(spin)
+            (spin >= spinners || begun.elapsed() > START_TIMEOUT).then_some(spin)
         });
         let loaded = measure();
         eprintln!("{operator:?}: {spin} of {spinners} spinners run");

@@ -13,23 +13,23 @@ use testkit::{leftovers, output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    a_sandbox_outlives_its_gate_and_is_served_by_the_next,
-    a_gate_killed_during_a_run_comes_back_by_itself,
-    a_paused_sandbox_outlives_its_gate,
-    a_sandbox_whose_init_is_killed_can_be_deleted,
-    a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
-    a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting,
-    killing_at_random_moments_leaves_whole_sandboxes_or_none,
+    sandbox_outlives_its_gate_and_works_with_the_next,
+    gate_killed_during_a_run_is_restarted,
+    paused_sandbox_outlives_its_gate,
+    sandbox_with_killed_init_can_be_deleted,
+    stale_branch_lock_does_not_prevent_the_start_of_the_gate,
+    undeletable_sandbox_does_not_prevent_the_start_of_the_gate,
+    kills_at_random_moments_leave_complete_sandboxes_or_none,
 );
 
 for_subid_user!(
-    a_sandbox_outlives_its_gate_and_is_served_by_the_next,
-    a_gate_killed_during_a_run_comes_back_by_itself,
-    a_paused_sandbox_outlives_its_gate,
-    a_sandbox_whose_init_is_killed_can_be_deleted,
-    a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting,
-    a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting,
-    killing_at_random_moments_leaves_whole_sandboxes_or_none,
+    sandbox_outlives_its_gate_and_works_with_the_next,
+    gate_killed_during_a_run_is_restarted,
+    paused_sandbox_outlives_its_gate,
+    sandbox_with_killed_init_can_be_deleted,
+    stale_branch_lock_does_not_prevent_the_start_of_the_gate,
+    undeletable_sandbox_does_not_prevent_the_start_of_the_gate,
+    kills_at_random_moments_leave_complete_sandboxes_or_none,
 );
 
 /// `kill -9`. The next command must cope with a gate that is still exiting.
@@ -44,7 +44,7 @@ fn ended(pid: i32) -> bool {
         .is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(fixture: &SandboxFixture) {
+fn sandbox_outlives_its_gate_and_works_with_the_next(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     let init = fixture.init(&id);
     let curl = "curl -sS --noproxy '*' --max-time 20 http://192.0.2.1/";
@@ -105,7 +105,7 @@ fn a_sandbox_outlives_its_gate_and_is_served_by_the_next(fixture: &SandboxFixtur
 }
 
 // Issue 14, number 16.
-fn a_gate_killed_during_a_run_comes_back_by_itself(fixture: &SandboxFixture) {
+fn gate_killed_during_a_run_is_restarted(fixture: &SandboxFixture) {
     // One request for each line of input.
     let line = "while read -r _; do curl -sS --noproxy '*' --max-time 10 http://192.0.2.1/ 2>&1 | \
                 tr -d '\\n'; echo; done";
@@ -130,7 +130,7 @@ fn a_gate_killed_during_a_run_comes_back_by_itself(fixture: &SandboxFixture) {
     assert!(run.wait().unwrap().success());
 }
 
-fn a_paused_sandbox_outlives_its_gate(fixture: &SandboxFixture) {
+fn paused_sandbox_outlives_its_gate(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.ok(&["pause", "fix"]);
     kill_gate(fixture);
@@ -143,7 +143,7 @@ fn a_paused_sandbox_outlives_its_gate(fixture: &SandboxFixture) {
     assert!(answer.contains(&id), "{answer}");
 }
 
-fn a_sandbox_whose_init_is_killed_can_be_deleted(fixture: &SandboxFixture) {
+fn sandbox_with_killed_init_can_be_deleted(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.stdout_of("fix", "echo hi > new.txt");
     let init = fixture.init(&id);
@@ -177,7 +177,7 @@ fn crash_in_removal(fixture: &SandboxFixture, id: &str) {
     std::fs::write(&path, row.replace("kept", "removing")).unwrap();
 }
 
-fn a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting(fixture: &SandboxFixture) {
+fn stale_branch_lock_does_not_prevent_the_start_of_the_gate(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     crash_in_removal(fixture, &id);
     fixture.repo.write(".git/refs/heads/palisade/fix.lock", "");
@@ -199,7 +199,7 @@ fn a_lock_that_a_crash_left_on_a_branch_keeps_no_gate_from_starting(fixture: &Sa
     fixture.assert_nothing_left();
 }
 
-fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &SandboxFixture) {
+fn undeletable_sandbox_does_not_prevent_the_start_of_the_gate(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.create("other");
     crash_in_removal(fixture, &id);
@@ -220,13 +220,13 @@ fn a_sandbox_that_cannot_be_cleared_away_keeps_no_gate_from_starting(fixture: &S
 }
 
 /// Default number of kills.
-const SHORT: u32 = 20;
+const DEFAULT_KILLS: u32 = 20;
 
 /// A small deterministic generator: a failing run prints its seed.
-struct Dice(u64);
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
+impl Rng {
+    fn next_below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -246,25 +246,25 @@ fn start(fixture: &SandboxFixture, args: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-fn killing_at_random_moments_leaves_whole_sandboxes_or_none(fixture: &SandboxFixture) {
+fn kills_at_random_moments_leave_complete_sandboxes_or_none(fixture: &SandboxFixture) {
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
-    let kills = number("PALISADE_CRASHES").unwrap_or(u64::from(SHORT));
+    let kills = number("PALISADE_CRASHES").unwrap_or(u64::from(DEFAULT_KILLS));
     let seed = number("PALISADE_SEED").unwrap_or(u64::from(std::process::id()) << 20 | 1);
     println!("{kills} kills, PALISADE_SEED={seed}");
-    let mut dice = Dice(seed);
+    let mut rng = Rng(seed);
     let mut kept: Vec<String> = Vec::new();
     let (mut made, mut removed, mut cut) = (0, 0, 0);
     for turn in 0..kills {
         fixture.ok(&["gate", "start"]);
         let gate = fixture.gate();
         let name = format!("turn-{turn}");
-        let doomed = (dice.roll(2) == 0).then(|| kept.pop()).flatten();
+        let doomed = (rng.next_below(2) == 0).then(|| kept.pop()).flatten();
         let command = match &doomed {
             Some(doomed) => start(fixture, &["delete", "--force", doomed]),
             None => start(fixture, &["create", &name]),
         };
-        let victim = dice.roll(4);
-        pause(Duration::from_micros(dice.roll(120_000)));
+        let victim = rng.next_below(4);
+        pause(Duration::from_micros(rng.next_below(120_000)));
         if victim == 0 {
             kill_launchers(fixture, gate);
         } else {

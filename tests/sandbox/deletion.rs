@@ -9,8 +9,8 @@ for_every_operator!(
     seed_004_delete_is_refused_while_a_command_runs,
     seed_004_deleting_twice_is_not_found,
     seed_004_unmerged_work_is_not_deleted_without_force,
-    a_workspace_without_a_repository_is_not_lost_without_force,
-    a_sandbox_whose_directory_is_gone_is_deleted_without_force,
+    workspace_without_repository_is_deleted_only_by_force,
+    sandbox_with_missing_directory_is_deleted_without_force,
 );
 
 /// The error of `delete` without force. It names how to keep the work, and never the option
@@ -130,9 +130,9 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
     let forced = fixture.run(&["delete", "--force", "fix"]);
     assert!(forced.status.success(), "{}", describe(&forced));
     // By force it is deleted, and the output names the undo command.
-    let way = format!("git branch palisade/fix {tip}");
+    let undo = format!("git branch palisade/fix {tip}");
     assert!(
-        output::stderr(&forced).contains(&way),
+        output::stderr(&forced).contains(&undo),
         "{}",
         describe(&forced)
     );
@@ -145,7 +145,7 @@ fn seed_004_unmerged_work_is_not_deleted_without_force(fixture: &SandboxFixture)
     fixture.assert_nothing_left();
 }
 
-fn a_workspace_without_a_repository_is_not_lost_without_force(fixture: &SandboxFixture) {
+fn workspace_without_repository_is_deleted_only_by_force(fixture: &SandboxFixture) {
     for name in ["empty", "full"] {
         fixture.ok(&["create", "--no-repo", name]);
     }
@@ -164,7 +164,7 @@ fn a_workspace_without_a_repository_is_not_lost_without_force(fixture: &SandboxF
     fixture.assert_nothing_left();
 }
 
-fn a_sandbox_whose_directory_is_gone_is_deleted_without_force(fixture: &SandboxFixture) {
+fn sandbox_with_missing_directory_is_deleted_without_force(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.ok(&["pause", "fix"]);
     fixture.ok(&["gate", "stop"]);

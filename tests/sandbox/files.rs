@@ -4,9 +4,9 @@ use testkit::output;
 
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
-for_every_operator!(a_download_leaves_repositories_behind_and_names_what_steers);
+for_every_operator!(download_skips_repositories_and_lists_sensitive_files);
 
-fn a_download_leaves_repositories_behind_and_names_what_steers(fixture: &SandboxFixture) {
+fn download_skips_repositories_and_lists_sensitive_files(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.stdout_of(
         "fix",
@@ -15,11 +15,11 @@ fn a_download_leaves_repositories_behind_and_names_what_steers(fixture: &Sandbox
     );
     let output = fixture.run(&["download", "fix", "out"]);
     assert!(output.status.success(), "{}", describe(&output));
-    let said = output::stderr(&output);
+    let printed = output::stderr(&output);
     for named in ["out/.git: ", "out/sub/.Git: ", "out/.envrc: "] {
-        assert!(said.contains(named), "{said}");
+        assert!(printed.contains(named), "{printed}");
     }
-    assert!(!said.contains("new.txt"), "{said}");
+    assert!(!printed.contains("new.txt"), "{printed}");
     assert_eq!(fixture.repo.read("out/new.txt"), "hi\n");
     assert_eq!(fixture.repo.read("out/.envrc"), "x\n");
     for gone in ["out/.git", "out/sub/.Git"] {

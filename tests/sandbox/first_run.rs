@@ -8,7 +8,7 @@ use testkit::output;
 
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
-for_every_operator!(the_first_command_needs_no_preparation);
+for_every_operator!(first_run_works_with_empty_home_and_no_configuration);
 
 /// `palisade` with an empty home directory and nothing else in the environment.
 fn in_empty_home(fixture: &SandboxFixture, home: &Path, args: &[&str]) -> Command {
@@ -24,7 +24,7 @@ fn in_empty_home(fixture: &SandboxFixture, home: &Path, args: &[&str]) -> Comman
 }
 
 // Issue 14, number 19.
-fn the_first_command_needs_no_preparation(fixture: &SandboxFixture) {
+fn first_run_works_with_empty_home_and_no_configuration(fixture: &SandboxFixture) {
     let home = fixture.gate_dir.path().join("empty-home");
     std::fs::create_dir(&home).unwrap();
     fixture.gate_dir.operator().chown(&home);
@@ -60,7 +60,7 @@ fn the_first_command_needs_no_preparation(fixture: &SandboxFixture) {
 
 // Issue 14, number 19: the limit is the namespace's own, so the machine is not changed.
 #[test]
-fn a_machine_without_user_namespaces_is_told_the_fix() {
+fn missing_user_namespaces_error_names_the_fix() {
     if !testkit::require_root("making a user namespace in which none can be made") {
         return;
     }

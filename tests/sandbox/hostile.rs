@@ -9,25 +9,25 @@ use testkit::output;
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    a_hostile_repository_inside_runs_nothing_outside,
-    links_to_the_host_bring_nothing_in,
-    a_link_in_the_workspaces_place_is_not_followed,
-    a_directory_closed_to_everybody_still_starts_again,
-    names_with_escapes_reach_no_terminal,
-    a_spelling_of_git_never_comes_home,
-    odd_files_and_many_of_them_end_in_time,
-    commits_with_hostile_words_reach_no_terminal,
+    hostile_repository_runs_no_program_on_the_host,
+    links_to_host_paths_are_not_followed,
+    symlink_that_replaces_the_workspace_is_not_followed,
+    sandbox_with_inaccessible_directories_starts_again,
+    file_names_with_escapes_are_escaped_on_a_terminal,
+    dot_git_in_any_spelling_is_never_imported,
+    special_files_and_many_files_are_imported_in_time,
+    commit_messages_with_escapes_are_escaped_on_a_terminal,
 );
 
 for_subid_user!(
-    a_hostile_repository_inside_runs_nothing_outside,
-    links_to_the_host_bring_nothing_in,
-    a_link_in_the_workspaces_place_is_not_followed,
-    a_directory_closed_to_everybody_still_starts_again,
-    names_with_escapes_reach_no_terminal,
-    a_spelling_of_git_never_comes_home,
-    odd_files_and_many_of_them_end_in_time,
-    commits_with_hostile_words_reach_no_terminal,
+    hostile_repository_runs_no_program_on_the_host,
+    links_to_host_paths_are_not_followed,
+    symlink_that_replaces_the_workspace_is_not_followed,
+    sandbox_with_inaccessible_directories_starts_again,
+    file_names_with_escapes_are_escaped_on_a_terminal,
+    dot_git_in_any_spelling_is_never_imported,
+    special_files_and_many_files_are_imported_in_time,
+    commit_messages_with_escapes_are_escaped_on_a_terminal,
 );
 
 /// A file that hostile commands write if they run outside, in
@@ -39,7 +39,7 @@ fn canary(fixture: &SandboxFixture) -> PathBuf {
     outside
 }
 
-fn a_hostile_repository_inside_runs_nothing_outside(fixture: &SandboxFixture) {
+fn hostile_repository_runs_no_program_on_the_host(fixture: &SandboxFixture) {
     let canary = canary(fixture);
     fixture.create("fix");
     // Inside, the directory does not exist, so the commands have an effect only outside.
@@ -107,7 +107,7 @@ fn a_hostile_repository_inside_runs_nothing_outside(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn links_to_the_host_bring_nothing_in(fixture: &SandboxFixture) {
+fn links_to_host_paths_are_not_followed(fixture: &SandboxFixture) {
     let secret = fixture.gate_dir.path().join("secret");
     std::fs::write(&secret, "the operator's secret").unwrap();
     fixture.gate_dir.operator().chown(&secret);
@@ -165,7 +165,7 @@ fn links_to_the_host_bring_nothing_in(fixture: &SandboxFixture) {
 }
 
 /// An agent that owns `/` inside can replace its workspace with a link.
-fn a_link_in_the_workspaces_place_is_not_followed(fixture: &SandboxFixture) {
+fn symlink_that_replaces_the_workspace_is_not_followed(fixture: &SandboxFixture) {
     let outside = fixture.gate_dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("keys"), "the operator's secret").unwrap();
@@ -187,7 +187,7 @@ fn a_link_in_the_workspaces_place_is_not_followed(fixture: &SandboxFixture) {
     assert!(!objects.contains("keys"), "{objects}");
 }
 
-fn a_directory_closed_to_everybody_still_starts_again(fixture: &SandboxFixture) {
+fn sandbox_with_inaccessible_directories_starts_again(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.stdout_of("fix", "echo work > w; chmod 0555 /workspace; chmod 0 ~");
     let init = fixture.init(&id);
@@ -224,7 +224,7 @@ fn assert_harmless(what: &str, output: &str) {
     }
 }
 
-fn names_with_escapes_reach_no_terminal(fixture: &SandboxFixture) {
+fn file_names_with_escapes_are_escaped_on_a_terminal(fixture: &SandboxFixture) {
     fixture.create("fix");
     let script = format!(
         "name={ESCAPES}; echo \"$name\" > \"$name\"; mkdir \"d$name\"; echo x > \"d$name/.envrc\""
@@ -253,7 +253,7 @@ fn names_with_escapes_reach_no_terminal(fixture: &SandboxFixture) {
     assert_harmless("stat", &describe(&output));
 }
 
-fn commits_with_hostile_words_reach_no_terminal(fixture: &SandboxFixture) {
+fn commit_messages_with_escapes_are_escaped_on_a_terminal(fixture: &SandboxFixture) {
     fixture.create("fix");
     let script = format!(
         "words={ESCAPES}; git -c user.name=\"$words\" -c user.email=\"$words\" \
@@ -273,7 +273,7 @@ fn commits_with_hostile_words_reach_no_terminal(fixture: &SandboxFixture) {
     }
 }
 
-fn a_spelling_of_git_never_comes_home(fixture: &SandboxFixture) {
+fn dot_git_in_any_spelling_is_never_imported(fixture: &SandboxFixture) {
     for (name, spelling) in [
         ("upper", ".GIT"),
         ("short", "git~1"),
@@ -298,15 +298,15 @@ fn a_spelling_of_git_never_comes_home(fixture: &SandboxFixture) {
         );
         assert!(!fixture.repo.path(spelling).exists(), "{spelling}");
         // The output names the skipped files.
-        let words = format!("{}{}", describe(&snapshot), describe(&merged));
+        let printed = format!("{}{}", describe(&snapshot), describe(&merged));
         assert!(
-            words.contains(".git") || words.contains(spelling),
-            "{words}"
+            printed.contains(".git") || printed.contains(spelling),
+            "{printed}"
         );
     }
 }
 
-fn odd_files_and_many_of_them_end_in_time(fixture: &SandboxFixture) {
+fn special_files_and_many_files_are_imported_in_time(fixture: &SandboxFixture) {
     fixture.create("fix");
     let script = "mkfifo pipe; mkdir many; cd many; seq -f 'entry-%g' 20000 | xargs touch; \
                   perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local => \"../door\", Listen => 1)'; \

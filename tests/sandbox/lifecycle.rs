@@ -11,25 +11,25 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    pausing_and_resuming_twice_is_fine,
-    a_paused_sandbox_stands_still,
-    a_name_that_is_taken_is_refused_and_leaves_nothing,
-    a_branch_that_is_taken_is_refused_and_left_alone,
-    a_name_that_cannot_be_one_is_refused_before_anything_is_made,
-    the_same_name_in_two_repositories_is_two_sandboxes,
-    a_backend_that_does_not_exist_leaves_nothing,
-    run_goes_on_in_the_sandbox_of_that_name,
-    of_many_that_want_a_name_at_once_one_gets_it,
-    history_comes_along_as_deep_as_asked,
-    a_subdirectory_is_in_its_repository,
-    a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too,
-    a_client_that_leaves_does_not_stop_what_it_asked_for,
-    silent_sandboxes_hold_up_neither_the_list_nor_the_others,
-    who_takes_too_much_disk_is_ended_and_told_why,
-    work_of_a_sandbox_over_its_disk_limit_comes_home,
+    pause_and_resume_are_idempotent,
+    paused_sandbox_makes_no_progress,
+    duplicate_sandbox_name_is_refused_and_leaves_nothing,
+    existing_branch_is_refused_and_left_unchanged,
+    invalid_sandbox_name_is_refused_before_anything_is_created,
+    same_name_in_two_repositories_is_two_sandboxes,
+    unavailable_backend_is_refused_and_leaves_nothing,
+    run_reuses_the_sandbox_of_that_name,
+    concurrent_creates_of_one_name_make_one_sandbox,
+    depth_option_limits_the_cloned_history,
+    create_in_a_subdirectory_uses_its_repository,
+    existing_branch_is_refused_from_a_linked_worktree,
+    disconnected_client_does_not_stop_its_create,
+    unresponsive_sandboxes_do_not_delay_list_or_others,
+    sandbox_over_its_disk_limit_is_stopped_with_reason,
+    work_of_a_sandbox_over_its_disk_limit_is_merged,
 );
 
-fn pausing_and_resuming_twice_is_fine(fixture: &SandboxFixture) {
+fn pause_and_resume_are_idempotent(fixture: &SandboxFixture) {
     fixture.create("fix");
     for (command, word, status) in [
         ("pause", "Paused", "paused"),
@@ -50,7 +50,7 @@ fn pausing_and_resuming_twice_is_fine(fixture: &SandboxFixture) {
     }
 }
 
-fn a_paused_sandbox_stands_still(fixture: &SandboxFixture) {
+fn paused_sandbox_makes_no_progress(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     let mut counting = fixture
         .palisade(&[
@@ -87,7 +87,7 @@ fn a_paused_sandbox_stands_still(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_name_that_is_taken_is_refused_and_leaves_nothing(fixture: &SandboxFixture) {
+fn duplicate_sandbox_name_is_refused_and_leaves_nothing(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     for name in ["fix", "Fix!"] {
         let complaint = fixture.fails(4, &["create", name]);
@@ -104,7 +104,7 @@ fn a_name_that_is_taken_is_refused_and_leaves_nothing(fixture: &SandboxFixture) 
     fixture.assert_nothing_left();
 }
 
-fn a_branch_that_is_taken_is_refused_and_left_alone(fixture: &SandboxFixture) {
+fn existing_branch_is_refused_and_left_unchanged(fixture: &SandboxFixture) {
     fixture.repo.git(&["branch", "palisade/fix", "HEAD~1"]);
     let tip = fixture.repo.git(&["rev-parse", "palisade/fix"]);
     let complaint = fixture.fails(4, &["create", "fix"]);
@@ -117,7 +117,7 @@ fn a_branch_that_is_taken_is_refused_and_left_alone(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(fixture: &SandboxFixture) {
+fn invalid_sandbox_name_is_refused_before_anything_is_created(fixture: &SandboxFixture) {
     let long = "x".repeat(64);
     for name in ["", "///", "…", long.as_str()] {
         for command in [
@@ -133,7 +133,7 @@ fn a_name_that_cannot_be_one_is_refused_before_anything_is_made(fixture: &Sandbo
     fixture.assert_nothing_left();
 }
 
-fn the_same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) {
+fn same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) {
     let other = TestRepo::new(
         &fixture.gate_dir.path().join("other"),
         fixture.gate_dir.operator(),
@@ -174,7 +174,7 @@ fn the_same_name_in_two_repositories_is_two_sandboxes(fixture: &SandboxFixture) 
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 2);
 }
 
-fn a_backend_that_does_not_exist_leaves_nothing(fixture: &SandboxFixture) {
+fn unavailable_backend_is_refused_and_leaves_nothing(fixture: &SandboxFixture) {
     let complaint = fixture.fails(6, &["create", "--backend", "docker", "fix"]);
     assert!(
         complaint.contains("the docker backend is not available")
@@ -184,7 +184,7 @@ fn a_backend_that_does_not_exist_leaves_nothing(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn run_goes_on_in_the_sandbox_of_that_name(fixture: &SandboxFixture) {
+fn run_reuses_the_sandbox_of_that_name(fixture: &SandboxFixture) {
     fixture.ok(&[
         "run",
         "--name",
@@ -200,7 +200,7 @@ fn run_goes_on_in_the_sandbox_of_that_name(fixture: &SandboxFixture) {
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
 }
 
-fn of_many_that_want_a_name_at_once_one_gets_it(fixture: &SandboxFixture) {
+fn concurrent_creates_of_one_name_make_one_sandbox(fixture: &SandboxFixture) {
     let outputs: Vec<_> = std::thread::scope(|scope| {
         let all: Vec<_> = (0..6)
             .map(|_| scope.spawn(|| fixture.run(&["create", "fix"])))
@@ -220,7 +220,7 @@ fn of_many_that_want_a_name_at_once_one_gets_it(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn history_comes_along_as_deep_as_asked(fixture: &SandboxFixture) {
+fn depth_option_limits_the_cloned_history(fixture: &SandboxFixture) {
     fixture.create("deep");
     assert_eq!(
         fixture.stdout_of("deep", "git log --format=%s"),
@@ -242,7 +242,7 @@ fn history_comes_along_as_deep_as_asked(fixture: &SandboxFixture) {
     );
 }
 
-fn a_subdirectory_is_in_its_repository(fixture: &SandboxFixture) {
+fn create_in_a_subdirectory_uses_its_repository(fixture: &SandboxFixture) {
     let below = fixture.repo.path("src");
     let run = |args: &[&str]| {
         let output = fixture.palisade_in(&below, args).output().unwrap();
@@ -264,7 +264,7 @@ fn a_subdirectory_is_in_its_repository(fixture: &SandboxFixture) {
     assert_eq!(fixture.repo.read("new.txt"), "hi\n");
 }
 
-fn a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too(fixture: &SandboxFixture) {
+fn existing_branch_is_refused_from_a_linked_worktree(fixture: &SandboxFixture) {
     fixture.repo.git(&["branch", "palisade/keep"]);
     let before = fixture.repo.git(&["rev-parse", "palisade/keep"]);
     let linked = fixture.gate_dir.path().join("linked");
@@ -278,7 +278,7 @@ fn a_branch_that_is_there_is_left_alone_from_a_linked_worktree_too(fixture: &San
     assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
 }
 
-fn a_client_that_leaves_does_not_stop_what_it_asked_for(fixture: &SandboxFixture) {
+fn disconnected_client_does_not_stop_its_create(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");
@@ -298,7 +298,7 @@ fn a_client_that_leaves_does_not_stop_what_it_asked_for(fixture: &SandboxFixture
     fixture.ok(&["delete", "-f", "slow"]);
 }
 
-fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(fixture: &SandboxFixture) {
+fn unresponsive_sandboxes_do_not_delay_list_or_others(fixture: &SandboxFixture) {
     fixture.create("well");
     let silent = ["one", "two", "three", "four"].map(|name| {
         let init = Pid::from_raw(fixture.init(&fixture.create(name)));
@@ -327,7 +327,7 @@ fn silent_sandboxes_hold_up_neither_the_list_nor_the_others(fixture: &SandboxFix
     }
 }
 
-fn who_takes_too_much_disk_is_ended_and_told_why(fixture: &SandboxFixture) {
+fn sandbox_over_its_disk_limit_is_stopped_with_reason(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");
@@ -359,7 +359,7 @@ fn who_takes_too_much_disk_is_ended_and_told_why(fixture: &SandboxFixture) {
 }
 
 // Issue 14, number 13.
-fn work_of_a_sandbox_over_its_disk_limit_comes_home(fixture: &SandboxFixture) {
+fn work_of_a_sandbox_over_its_disk_limit_is_merged(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { limits: { disk: 32MiB } }\n");

@@ -10,18 +10,18 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
-    a_port_that_is_taken_leaves_no_sandbox,
-    a_published_port_leads_inside_from_the_start,
-    ports_of_a_paused_sandbox_are_told_and_changed,
-    a_port_inside_is_shown_with_every_address_that_leads_to_it,
-    a_port_published_again_leads_to_its_new_place,
+    port_in_use_fails_create_and_leaves_no_sandbox,
+    published_port_is_forwarded_from_the_start,
+    ports_of_a_paused_sandbox_are_listed_and_changed,
+    sandbox_port_is_listed_with_every_host_address,
+    republished_port_forwards_to_its_new_target,
 );
 
 /// A server that answers each connection with a word.
 const SERVER: &str = "$s = IO::Socket::INET->new(LocalAddr => '127.0.0.1:3000', Listen => 5); \
     while ($c = $s->accept) { print $c 'well'; close $c }";
 
-fn a_port_that_is_taken_leaves_no_sandbox(fixture: &SandboxFixture) {
+fn port_in_use_fails_create_and_leaves_no_sandbox(fixture: &SandboxFixture) {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let publish = format!("{port}:3000");
@@ -30,7 +30,7 @@ fn a_port_that_is_taken_leaves_no_sandbox(fixture: &SandboxFixture) {
         &["run", "--name", "fix", "--publish", &publish, "--", "true"],
     ] {
         let complaint = fixture.fails(4, command);
-        let expected = format!("port {port} is taken");
+        let expected = format!("port {port} is already in use");
         assert!(complaint.contains(&expected), "{complaint}");
         assert_eq!(fixture.json(&["list"]), serde_json::json!([]));
         assert!(fixture.repo.sandbox_branches().is_empty());
@@ -38,7 +38,7 @@ fn a_port_that_is_taken_leaves_no_sandbox(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_published_port_leads_inside_from_the_start(fixture: &SandboxFixture) {
+fn published_port_is_forwarded_from_the_start(fixture: &SandboxFixture) {
     let port = Port::take();
     let host = port.address();
     let publish = format!("{}:3000", host.port());
@@ -56,14 +56,14 @@ fn a_published_port_leads_inside_from_the_start(fixture: &SandboxFixture) {
         ])
         .spawn()
         .unwrap();
-    let heard = wait::until("the server inside", || {
+    let received = wait::until("the server inside", || {
         let mut stream = TcpStream::connect(host).ok()?;
         stream.write_all(b"?").ok()?;
-        let mut heard = String::new();
-        stream.read_to_string(&mut heard).ok()?;
-        (!heard.is_empty()).then_some(heard)
+        let mut received = String::new();
+        stream.read_to_string(&mut received).ok()?;
+        (!received.is_empty()).then_some(received)
     });
-    assert_eq!(heard, "well");
+    assert_eq!(received, "well");
     fixture.ok(&["delete", "-f", "fix"]);
     server.wait().unwrap();
     // The port is free for the next sandbox.
@@ -72,13 +72,13 @@ fn a_published_port_leads_inside_from_the_start(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn ports_of_a_paused_sandbox_are_told_and_changed(fixture: &SandboxFixture) {
+fn ports_of_a_paused_sandbox_are_listed_and_changed(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.ok(&["pause", "fix"]);
     let shown = fixture.run(&["ports", "fix", "--publish", "0:3000"]);
     assert!(shown.status.success(), "{}", describe(&shown));
     assert!(
-        output::stdout(&shown).contains("3000  not known"),
+        output::stdout(&shown).contains("3000  unknown"),
         "{}",
         describe(&shown)
     );
@@ -93,10 +93,10 @@ fn ports_of_a_paused_sandbox_are_told_and_changed(fixture: &SandboxFixture) {
     let back = fixture.json(&["ports", "fix", "--unpublish", &host]);
     assert_eq!(back["published"], serde_json::json!([]));
     let none = fixture.ok(&["ports", "fix"]);
-    assert!(none.contains("nothing is published"), "{none}");
+    assert!(none.contains("no port is published"), "{none}");
 }
 
-fn a_port_inside_is_shown_with_every_address_that_leads_to_it(fixture: &SandboxFixture) {
+fn sandbox_port_is_listed_with_every_host_address(fixture: &SandboxFixture) {
     fixture.create("fix");
     let shown = fixture.ok(&[
         "ports", "fix", "-p", "0:3000", "-p", "0:3000", "-p", "0:4000",
@@ -109,14 +109,14 @@ fn a_port_inside_is_shown_with_every_address_that_leads_to_it(fixture: &SandboxF
 }
 
 /// The response of a port of this machine.
-fn heard(host: u16) -> Option<String> {
-    let mut words = String::new();
+fn read_port(host: u16) -> Option<String> {
+    let mut reply = String::new();
     let mut stream = TcpStream::connect(("127.0.0.1", host)).ok()?;
-    stream.read_to_string(&mut words).ok()?;
-    (!words.is_empty()).then_some(words)
+    stream.read_to_string(&mut reply).ok()?;
+    (!reply.is_empty()).then_some(reply)
 }
 
-fn a_port_published_again_leads_to_its_new_place(fixture: &SandboxFixture) {
+fn republished_port_forwards_to_its_new_target(fixture: &SandboxFixture) {
     fixture.create("fix");
     for (port, word) in [(8001, "one"), (8002, "two")] {
         let server = format!(
@@ -135,7 +135,7 @@ fn a_port_published_again_leads_to_its_new_place(fixture: &SandboxFixture) {
         let at: SocketAddr = text(&published[0]["host"]).parse().unwrap();
         assert!(host == 0 || host == at.port(), "{published}");
         host = at.port();
-        assert_eq!(wait::until("an answer", || heard(host)), word);
+        assert_eq!(wait::until("an answer", || read_port(host)), word);
     }
     fixture.ok(&["ports", "fix", "--unpublish", &host.to_string()]);
     wait::until("the end of it", || {

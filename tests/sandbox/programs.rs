@@ -8,14 +8,14 @@ use testkit::output;
 use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
-    a_rule_for_one_program_is_for_no_other,
-    a_connection_that_two_programs_hold_is_neithers,
-    a_rule_for_git_is_for_what_git_does_its_work_with,
-    what_is_passed_on_unread_is_for_its_program_alone,
+    program_rule_applies_to_that_program_only,
+    connection_shared_by_two_programs_matches_neither_rule,
+    rule_for_git_covers_its_helper_programs,
+    passthrough_rule_applies_to_its_program_only,
 );
 
 /// The address for programs without a proxy.
-const ANYWHERE: &str = "192.0.2.1";
+const ANY_ADDRESS: &str = "192.0.2.1";
 
 /// Requests a page of the host `$ARGV[0]` by hand and prints the response. Further
 /// arguments are a program that inherits the connection.
@@ -39,13 +39,13 @@ const PERL: &str = r#"
 "#;
 
 /// A gate with these rules in front of a server, for `allowed.test` and others.
-struct World<'a> {
+struct ProgramsFixture<'a> {
     fixture: &'a SandboxFixture,
     plain: OriginServer,
     secure: OriginServer,
 }
 
-impl<'a> World<'a> {
+impl<'a> ProgramsFixture<'a> {
     fn new(fixture: &'a SandboxFixture, rules: &str) -> Self {
         let ca = Ca::new("roots of a test");
         ca.write(fixture.gate_dir.path());
@@ -70,18 +70,18 @@ impl<'a> World<'a> {
         }
     }
 
-    fn perl(&self, words: &[&str]) -> String {
-        let command = [&["exec", "fix", "--", "perl", "-e", PERL][..], words].concat();
+    fn perl(&self, args: &[&str]) -> String {
+        let command = [&["exec", "fix", "--", "perl", "-e", PERL][..], args].concat();
         let output = self.fixture.run(&command);
         assert!(output.status.success(), "{}", describe(&output));
         output::stdout(&output)
     }
 
     /// The response that curl gets.
-    fn curl(&self, words: &str) -> String {
-        let to = format!("--connect-to ::{ANYWHERE}:");
+    fn curl(&self, args: &str) -> String {
+        let to = format!("--connect-to ::{ANY_ADDRESS}:");
         self.fixture
-            .stdout_of("fix", &format!("curl -sSk --noproxy '*' {to} {words}"))
+            .stdout_of("fix", &format!("curl -sSk --noproxy '*' {to} {args}"))
     }
 
     /// Number of requests that reached the server.
@@ -96,75 +96,75 @@ fn reason(answer: &str) -> String {
     text(&body["reason"])
 }
 
-fn a_rule_for_one_program_is_for_no_other(fixture: &SandboxFixture) {
+fn program_rule_applies_to_that_program_only(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [curl]}]\n";
-    let world = World::new(fixture, rules);
-    assert_eq!(world.curl("http://allowed.test/"), "welcome");
-    assert_eq!(world.curl("https://allowed.test/"), "welcome");
+    let rules_fixture = ProgramsFixture::new(fixture, rules);
+    assert_eq!(rules_fixture.curl("http://allowed.test/"), "welcome");
+    assert_eq!(rules_fixture.curl("https://allowed.test/"), "welcome");
     // Through the proxy, and in a tunnel.
     for url in ["http://allowed.test/", "https://allowed.test/"] {
-        let line = format!("curl -sSk -x http://{ANYWHERE}:8080 {url}");
+        let line = format!("curl -sSk -x http://{ANY_ADDRESS}:8080 {url}");
         assert_eq!(fixture.stdout_of("fix", &line), "welcome", "{line}");
     }
-    assert_eq!(world.arrived(), 4);
+    assert_eq!(rules_fixture.arrived(), 4);
 
-    let refused = world.perl(&["allowed.test"]);
+    let refused = rules_fixture.perl(&["allowed.test"]);
     assert!(refused.starts_with("HTTP/1.1 403"), "{refused}");
     assert_eq!(reason(&refused), "program_denied");
     // Another path of the same program is another program.
     let line =
-        format!("cp $(command -v curl) /tmp/other && /tmp/other -sSk -x http://{ANYWHERE}:8080");
+        format!("cp $(command -v curl) /tmp/other && /tmp/other -sSk -x http://{ANY_ADDRESS}:8080");
     for url in ["http://allowed.test/", "https://allowed.test/"] {
         let refused = fixture.stdout_of("fix", &format!("{line} {url}"));
         assert_eq!(reason(&refused), "program_denied", "{url}");
     }
-    assert_eq!(world.arrived(), 4);
+    assert_eq!(rules_fixture.arrived(), 4);
 }
 
-fn a_connection_that_two_programs_hold_is_neithers(fixture: &SandboxFixture) {
+fn connection_shared_by_two_programs_matches_neither_rule(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: perl.test, programs: [perl]}]\n";
-    let world = World::new(fixture, rules);
-    let welcome = world.perl(&["perl.test"]);
+    let rules_fixture = ProgramsFixture::new(fixture, rules);
+    let welcome = rules_fixture.perl(&["perl.test"]);
     assert!(welcome.ends_with("welcome"), "{welcome}");
-    let welcome = world.perl(&["perl.test", "perl", "-e", "sleep 1000"]);
+    let welcome = rules_fixture.perl(&["perl.test", "perl", "-e", "sleep 1000"]);
     assert!(welcome.ends_with("welcome"), "{welcome}");
-    let refused = world.perl(&["perl.test", "sleep", "1000"]);
+    let refused = rules_fixture.perl(&["perl.test", "sleep", "1000"]);
     assert_eq!(reason(&refused), "program_denied", "{refused}");
-    assert_eq!(world.arrived(), 2);
+    assert_eq!(rules_fixture.arrived(), 2);
 }
 
-fn a_rule_for_git_is_for_what_git_does_its_work_with(fixture: &SandboxFixture) {
+fn rule_for_git_covers_its_helper_programs(fixture: &SandboxFixture) {
     let rules = "  domains: [{host: allowed.test, programs: [git]}]\n";
-    let world = World::new(fixture, rules);
+    let rules_fixture = ProgramsFixture::new(fixture, rules);
     // The server is no git server; that the request arrives is enough.
     let asks = format!(
-        "git -c http.sslVerify=false -c http.proxy=http://{ANYWHERE}:8080 ls-remote https://allowed.test/a.git"
+        "git -c http.sslVerify=false -c http.proxy=http://{ANY_ADDRESS}:8080 ls-remote https://allowed.test/a.git"
     );
     fixture.bash("fix", &asks);
-    let asked = world.secure.requests();
+    let received = rules_fixture.secure.requests();
     assert_eq!(
-        asked
+        received
             .first()
-            .map(|asked| asked.path().to_owned())
+            .map(|request| request.path().to_owned())
             .as_deref(),
         Some("/a.git/info/refs")
     );
     assert_eq!(
-        reason(&world.curl("https://allowed.test/a.git/info/refs")),
+        reason(&rules_fixture.curl("https://allowed.test/a.git/info/refs")),
         "program_denied"
     );
 }
 
-fn what_is_passed_on_unread_is_for_its_program_alone(fixture: &SandboxFixture) {
+fn passthrough_rule_applies_to_its_program_only(fixture: &SandboxFixture) {
     let rules = "  passthrough: [allowed.test]\n  \
                  domains: [{host: allowed.test, programs: [curl]}]\n";
-    let world = World::new(fixture, rules);
-    assert_eq!(world.curl("https://allowed.test/"), "welcome");
+    let rules_fixture = ProgramsFixture::new(fixture, rules);
+    assert_eq!(rules_fixture.curl("https://allowed.test/"), "welcome");
     let other = format!(
         "cp $(command -v curl) /tmp/other && /tmp/other -sSk --noproxy '*' \
-         --connect-to ::{ANYWHERE}: https://allowed.test/"
+         --connect-to ::{ANY_ADDRESS}: https://allowed.test/"
     );
     let refused = fixture.bash("fix", &other);
     assert!(!refused.status.success(), "{}", describe(&refused));
-    assert_eq!(world.arrived(), 1);
+    assert_eq!(rules_fixture.arrived(), 1);
 }

@@ -6,8 +6,8 @@ use testkit::output;
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    a_client_that_asks_hears_how_many_files_are_copied,
-    somebody_on_a_terminal_sees_what_is_waited_for,
+    create_progress_reports_the_number_of_copied_files,
+    create_shows_progress_only_on_a_terminal,
 );
 
 /// Requests a sandbox with progress lines, as a script would.
@@ -28,7 +28,7 @@ fn lines_of(fixture: &SandboxFixture, name: &str) -> Vec<Value> {
     output::stdout(&output).lines().map(read).collect()
 }
 
-fn a_client_that_asks_hears_how_many_files_are_copied(fixture: &SandboxFixture) {
+fn create_progress_reports_the_number_of_copied_files(fixture: &SandboxFixture) {
     for number in 0..300 {
         fixture.repo.write(&format!("many/{number}.txt"), "x\n");
     }
@@ -52,7 +52,7 @@ fn a_client_that_asks_hears_how_many_files_are_copied(fixture: &SandboxFixture) 
     );
 }
 
-fn somebody_on_a_terminal_sees_what_is_waited_for(fixture: &SandboxFixture) {
+fn create_shows_progress_only_on_a_terminal(fixture: &SandboxFixture) {
     fixture
         .gate_dir
         .write_config("version: \"1.0\"\nsandbox: { setup_command: \"sleep 2\" }\n");

@@ -6,15 +6,15 @@ use testkit::output;
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    worktrees_of_one_repository_share_their_sandboxes,
-    a_repository_that_was_moved_is_named_with_the_way_out,
-    a_branch_that_was_deleted_is_named_with_the_way_out,
-    a_branch_that_is_checked_out_survives_a_delete_and_it_says_so,
-    a_branch_that_a_crash_left_locked_is_named_with_the_fix,
-    a_crash_before_the_branch_was_made_leaves_an_equal_one_alone,
+    worktrees_of_one_repository_share_sandboxes,
+    moved_repository_error_names_the_remedy,
+    deleted_branch_error_names_the_remedy,
+    delete_keeps_and_reports_a_checked_out_branch,
+    stale_branch_lock_error_names_the_remedy,
+    recovery_keeps_a_branch_the_sandbox_did_not_create,
 );
 
-fn worktrees_of_one_repository_share_their_sandboxes(fixture: &SandboxFixture) {
+fn worktrees_of_one_repository_share_sandboxes(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     let linked = fixture
         .repo
@@ -49,7 +49,7 @@ fn worktrees_of_one_repository_share_their_sandboxes(fixture: &SandboxFixture) {
     );
 }
 
-fn a_repository_that_was_moved_is_named_with_the_way_out(fixture: &SandboxFixture) {
+fn moved_repository_error_names_the_remedy(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.stdout_of("fix", "touch new.txt");
     let (from, to) = (fixture.repo.dir(), fixture.gate_dir.path().join("moved"));
@@ -78,13 +78,16 @@ fn a_repository_that_was_moved_is_named_with_the_way_out(fixture: &SandboxFixtur
     std::fs::rename(from, &to).unwrap();
     let deleted = run(&["delete", "--force", "fix"]);
     assert!(deleted.status.success(), "{}", describe(&deleted));
-    let said = output::stderr(&deleted);
-    assert!(said.contains("palisade/fix was not deleted"), "{said}");
+    let printed = output::stderr(&deleted);
+    assert!(
+        printed.contains("palisade/fix was not deleted"),
+        "{printed}"
+    );
     std::fs::rename(&to, from).unwrap();
     assert_eq!(fixture.repo.sandbox_branches(), ["palisade/fix"]);
 }
 
-fn a_branch_that_was_deleted_is_named_with_the_way_out(fixture: &SandboxFixture) {
+fn deleted_branch_error_names_the_remedy(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.stdout_of("fix", "touch new.txt");
     fixture.repo.git(&["branch", "-q", "-D", "palisade/fix"]);
@@ -95,19 +98,22 @@ fn a_branch_that_was_deleted_is_named_with_the_way_out(fixture: &SandboxFixture)
     );
     let (_, rest) = complaint.split_once("`git -C ").unwrap();
     let (line, _) = rest.split_once('`').unwrap();
-    let words: Vec<&str> = line.split(' ').skip(1).collect();
-    fixture.repo.git(&words);
+    let args: Vec<&str> = line.split(' ').skip(1).collect();
+    fixture.repo.git(&args);
     assert!(fixture.ok(&["diff", "--stat", "fix"]).contains("A new.txt"));
 }
 
-fn a_branch_that_is_checked_out_survives_a_delete_and_it_says_so(fixture: &SandboxFixture) {
+fn delete_keeps_and_reports_a_checked_out_branch(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.repo.git(&["checkout", "-q", "palisade/fix"]);
     let output = fixture.run(&["delete", "--force", "fix"]);
     assert!(output.status.success(), "{}", describe(&output));
-    let said = output::stderr(&output);
-    assert!(said.contains("palisade/fix was not deleted"), "{said}");
-    assert!(said.contains("checked out"), "{said}");
+    let printed = output::stderr(&output);
+    assert!(
+        printed.contains("palisade/fix was not deleted"),
+        "{printed}"
+    );
+    assert!(printed.contains("checked out"), "{printed}");
     assert_eq!(
         fixture.repo.git(&["branch", "--show-current"]),
         "palisade/fix"
@@ -115,7 +121,7 @@ fn a_branch_that_is_checked_out_survives_a_delete_and_it_says_so(fixture: &Sandb
     assert_eq!(fixture.json(&["list"]), json!([]));
 }
 
-fn a_branch_that_a_crash_left_locked_is_named_with_the_fix(fixture: &SandboxFixture) {
+fn stale_branch_lock_error_names_the_remedy(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.stdout_of("fix", "touch new.txt");
     let lock = fixture.repo.path(".git/refs/heads/palisade/fix.lock");
@@ -135,7 +141,7 @@ fn a_branch_that_a_crash_left_locked_is_named_with_the_fix(fixture: &SandboxFixt
     fixture.assert_nothing_left();
 }
 
-fn a_crash_before_the_branch_was_made_leaves_an_equal_one_alone(fixture: &SandboxFixture) {
+fn recovery_keeps_a_branch_the_sandbox_did_not_create(fixture: &SandboxFixture) {
     let head = fixture.repo.git(&["rev-parse", "HEAD"]);
     fixture.repo.git(&["branch", "palisade/fix"]);
     fixture.ok(&["list"]);

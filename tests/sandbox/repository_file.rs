@@ -11,9 +11,9 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
-    an_untrusted_file_has_no_effect_and_is_reported,
-    a_trusted_file_takes_effect_in_its_own_sandboxes,
-    a_changed_file_is_untrusted_again,
+    untrusted_repository_file_has_no_effect_and_is_reported,
+    trusted_repository_file_takes_effect_in_its_sandboxes,
+    changed_repository_file_is_untrusted_again,
 );
 
 const FILE: &str = "\
@@ -66,7 +66,7 @@ fn published(fixture: &SandboxFixture, name: &str) -> Vec<Value> {
 }
 
 // Issue 14, number 14.
-fn an_untrusted_file_has_no_effect_and_is_reported(fixture: &SandboxFixture) {
+fn untrusted_repository_file_has_no_effect_and_is_reported(fixture: &SandboxFixture) {
     let origin = origin();
     settings(fixture, &origin, "");
     fixture.repo.write(".palisade.yaml", FILE);
@@ -96,7 +96,7 @@ fn an_untrusted_file_has_no_effect_and_is_reported(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
+fn trusted_repository_file_takes_effect_in_its_sandboxes(fixture: &SandboxFixture) {
     let origin = origin();
     settings(fixture, &origin, "");
     fixture.repo.write(".palisade.yaml", FILE);
@@ -159,13 +159,13 @@ fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
                    \"127.0.0.1:3000\", Listen => 5); while ($c = $s->accept) { print $c \"well\"; \
                    close $c }' >/dev/null 2>&1 &";
     fixture.stdout_of("own", serving);
-    let heard = wait::until("the server inside", || {
-        let mut heard = String::new();
+    let received = wait::until("the server inside", || {
+        let mut received = String::new();
         let mut stream = TcpStream::connect(host).ok()?;
-        stream.read_to_string(&mut heard).ok()?;
-        (!heard.is_empty()).then_some(heard)
+        stream.read_to_string(&mut received).ok()?;
+        (!received.is_empty()).then_some(received)
     });
-    assert_eq!(heard, "well");
+    assert_eq!(received, "well");
 
     // A fork has the same rules.
     fixture.ok(&["fork", "own", "forked"]);
@@ -176,7 +176,7 @@ fn a_trusted_file_takes_effect_in_its_own_sandboxes(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_changed_file_is_untrusted_again(fixture: &SandboxFixture) {
+fn changed_repository_file_is_untrusted_again(fixture: &SandboxFixture) {
     let origin = origin();
     settings(fixture, &origin, "");
     fixture.repo.write(".palisade.yaml", FILE);
@@ -202,7 +202,7 @@ fn a_changed_file_is_untrusted_again(fixture: &SandboxFixture) {
         describe(&output)
     );
     assert!(
-        output::stderr(&output).contains("(as the sandbox was made)"),
+        output::stderr(&output).contains("(when the sandbox was created)"),
         "{}",
         describe(&output)
     );

@@ -8,15 +8,15 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe, text};
 
 for_every_operator!(
-    of_many_runs_of_a_name_one_makes_it_and_all_run_in_it,
-    a_run_that_asks_for_something_else_is_refused_with_what_differs,
-    a_run_that_asks_for_the_same_goes_on,
-    publish_and_rm_apply_to_a_sandbox_that_is_there,
-    a_sandbox_whose_processes_are_gone_is_started_again,
-    a_sandbox_that_could_not_be_removed_is_said_to_be_so,
+    concurrent_runs_of_one_name_share_one_sandbox,
+    run_with_different_options_is_refused_and_lists_them,
+    run_with_the_same_options_reuses_the_sandbox,
+    publish_and_rm_apply_to_an_existing_sandbox,
+    run_restarts_a_sandbox_without_processes,
+    failed_removal_is_reported_with_a_remedy,
 );
 
-fn of_many_runs_of_a_name_one_makes_it_and_all_run_in_it(fixture: &SandboxFixture) {
+fn concurrent_runs_of_one_name_share_one_sandbox(fixture: &SandboxFixture) {
     fixture.ok(&["gate", "start"]);
     let line = "echo x >> /workspace/runs; echo well";
     let outputs: Vec<_> = std::thread::scope(|scope| {
@@ -32,19 +32,22 @@ fn of_many_runs_of_a_name_one_makes_it_and_all_run_in_it(fixture: &SandboxFixtur
     assert_eq!(fixture.stdout_of("fix", "grep -c x runs"), "6");
 }
 
-fn a_run_that_asks_for_something_else_is_refused_with_what_differs(fixture: &SandboxFixture) {
+fn run_with_different_options_is_refused_and_lists_them(fixture: &SandboxFixture) {
     fixture.ok(&["create", "fix", "--repo", "octo/spoon"]);
     fixture.ok(&["pause", "fix"]);
     for (options, named) in [
         (&["--dirty"][..], &["--dirty"][..]),
         (&["--depth", "1"], &["--depth"]),
-        (&["--nested"], &["--nested: it was made without"]),
-        (&["--root"], &["--root: it was made without"]),
+        (&["--nested"], &["--nested: it was created without"]),
+        (&["--root"], &["--root: it was created without"]),
         (
             &["--repo", "octo/fork", "--dirty"],
-            &["--repo octo/fork: it may speak to octo/spoon", "--dirty"],
+            &["--repo octo/fork: it may use octo/spoon", "--dirty"],
         ),
-        (&["--auth-mode", "bot"], &["--auth-mode bot: it is user"]),
+        (
+            &["--auth-mode", "bot"],
+            &["--auth-mode bot: its mode is user"],
+        ),
         (&["--backend", "docker"], &["--backend docker"]),
     ] {
         let run = [&["run", "--name", "fix"], options, &["--", "touch", "ran"]].concat();
@@ -59,7 +62,7 @@ fn a_run_that_asks_for_something_else_is_refused_with_what_differs(fixture: &San
     assert_eq!(fixture.stdout_of("fix", "ls"), "README.md\nsrc");
 }
 
-fn a_run_that_asks_for_the_same_goes_on(fixture: &SandboxFixture) {
+fn run_with_the_same_options_reuses_the_sandbox(fixture: &SandboxFixture) {
     let options = [
         "--repo",
         "octo/spoon",
@@ -75,7 +78,7 @@ fn a_run_that_asks_for_the_same_goes_on(fixture: &SandboxFixture) {
     assert_eq!(fixture.json(&["list"]).as_array().unwrap().len(), 1);
 }
 
-fn publish_and_rm_apply_to_a_sandbox_that_is_there(fixture: &SandboxFixture) {
+fn publish_and_rm_apply_to_an_existing_sandbox(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.ok(&["run", "--name", "fix", "--publish", "0:3000", "--", "true"]);
     let published = fixture.json(&["ports", "fix"])["published"].clone();
@@ -94,7 +97,7 @@ fn publish_and_rm_apply_to_a_sandbox_that_is_there(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_sandbox_whose_processes_are_gone_is_started_again(fixture: &SandboxFixture) {
+fn run_restarts_a_sandbox_without_processes(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     fixture.stdout_of("fix", "echo kept > kept.txt");
     let init = fixture.init(&id).to_string();
@@ -112,13 +115,13 @@ fn a_sandbox_whose_processes_are_gone_is_started_again(fixture: &SandboxFixture)
     assert!(output.status.success(), "{}", describe(&output));
     assert_eq!(output::stdout(&output), "kept\n");
     assert!(
-        output::stderr(&output).contains("started again"),
+        output::stderr(&output).contains("was restarted"),
         "{}",
         describe(&output)
     );
 }
 
-fn a_sandbox_that_could_not_be_removed_is_said_to_be_so(fixture: &SandboxFixture) {
+fn failed_removal_is_reported_with_a_remedy(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     // A directory in the place of a file cannot be removed as a file.
     let rows = fixture.gate_dir.state().join("rows");

@@ -6,12 +6,12 @@ use testkit::output;
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    json_has_the_fields_that_are_documented,
+    json_output_has_the_documented_fields,
     every_command_has_help,
-    run_prints_one_object_and_nothing_else,
-    refusals_have_the_exit_codes_of_the_table,
-    the_example_in_each_commands_help_works,
-    what_cannot_be_run_is_said_with_where_it_must_be,
+    run_json_prints_exactly_one_object,
+    refusals_have_the_documented_exit_codes,
+    help_example_of_each_command_works,
+    missing_program_error_names_the_searched_paths,
 );
 
 fn assert_fields(value: &Value, fields: &[&str]) {
@@ -24,7 +24,7 @@ fn assert_fields(value: &Value, fields: &[&str]) {
     }
 }
 
-fn json_has_the_fields_that_are_documented(fixture: &SandboxFixture) {
+fn json_output_has_the_documented_fields(fixture: &SandboxFixture) {
     let sandbox = [
         "id",
         "name",
@@ -152,7 +152,7 @@ fn every_command_has_help(fixture: &SandboxFixture) {
     }
 }
 
-fn run_prints_one_object_and_nothing_else(fixture: &SandboxFixture) {
+fn run_json_prints_exactly_one_object(fixture: &SandboxFixture) {
     let line = "echo out; echo err >&2; echo hi > new.txt; echo more >> README.md; exit 3";
     let run = |args: &[&str]| {
         let output = fixture.run(&[&["run", "--json"], args].concat());
@@ -199,7 +199,7 @@ fn run_prints_one_object_and_nothing_else(fixture: &SandboxFixture) {
     );
 }
 
-fn refusals_have_the_exit_codes_of_the_table(fixture: &SandboxFixture) {
+fn refusals_have_the_documented_exit_codes(fixture: &SandboxFixture) {
     fixture.create("fix");
     fixture.stdout_of("fix", "echo hi > new.txt; mkdir sub; echo x > sub/file");
     let to = fixture.gate_dir.path().join("out");
@@ -231,7 +231,7 @@ fn refusals_have_the_exit_codes_of_the_table(fixture: &SandboxFixture) {
     );
 }
 
-fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
+fn help_example_of_each_command_works(fixture: &SandboxFixture) {
     // In an order in which each command finds its objects.
     for command in [
         "create",
@@ -258,9 +258,9 @@ fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
         let example = help.lines().skip_while(|line| *line != "Example:").nth(1);
         let example = example.unwrap_or_else(|| panic!("{command}: {help}"));
         // The text after the command is a comment.
-        let (words, _) = example.trim().split_once("   ").unwrap();
-        let words: Vec<&str> = words.split(' ').collect();
-        assert_eq!(words[..2], ["palisade", command]);
+        let (args, _) = example.trim().split_once("   ").unwrap();
+        let args: Vec<&str> = args.split(' ').collect();
+        assert_eq!(args[..2], ["palisade", command]);
         if command == "merge" {
             // The applied changes are in the way.
             fixture.repo.git(&["stash", "-u"]);
@@ -268,13 +268,13 @@ fn the_example_in_each_commands_help_works(fixture: &SandboxFixture) {
         if command == "delete" {
             fixture.repo.git(&["checkout", "-q", "main"]);
         }
-        fixture.ok(&words[1..]);
+        fixture.ok(&args[1..]);
     }
     let left = fixture.json(&["list"]);
     assert_eq!(left.as_array().unwrap().len(), 1, "the fork: {left}");
 }
 
-fn what_cannot_be_run_is_said_with_where_it_must_be(fixture: &SandboxFixture) {
+fn missing_program_error_names_the_searched_paths(fixture: &SandboxFixture) {
     fixture.create("fix");
     for (command, named) in [
         (&["exec", "fix", "--", "no-such"][..], "sandbox's PATH"),

@@ -8,21 +8,21 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    the_size_of_the_window_is_known_inside_and_follows_it,
-    ctrl_c_interrupts_and_ctrl_z_stops,
-    a_pager_works,
-    an_editor_works,
-    top_draws,
-    the_terminal_is_as_before_whatever_the_end,
-    a_file_given_as_input_cannot_be_written_from_inside,
-    input_is_passed_on_to_its_end,
-    three_interrupts_end_what_ignores_them,
-    a_shell_opens_and_its_last_code_is_passed_on,
-    a_command_ends_with_the_terminal_it_was_started_from,
-    a_sandbox_that_does_not_answer_holds_nobody_up,
+    terminal_size_is_passed_and_follows_resizes,
+    ctrl_c_interrupts_and_ctrl_z_suspends,
+    pager_works_in_a_shell,
+    editor_works_in_a_shell,
+    top_works_in_a_shell,
+    terminal_settings_are_restored_however_the_shell_ends,
+    input_file_is_read_only_in_the_sandbox,
+    large_input_is_passed_completely,
+    three_interrupts_kill_a_command_that_ignores_them,
+    shell_exit_code_is_returned,
+    command_ends_when_its_terminal_closes,
+    commands_in_an_unresponsive_sandbox_can_be_interrupted,
 );
 
-for_subid_user!(a_command_ends_with_the_terminal_it_was_started_from,);
+for_subid_user!(command_ends_when_its_terminal_closes,);
 
 /// A prompt that no typed key contains, so that an echo is not taken for it.
 const PROMPT: &str = "ready> ";
@@ -44,7 +44,7 @@ fn leave(mut terminal: Pty) {
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn the_size_of_the_window_is_known_inside_and_follows_it(fixture: &SandboxFixture) {
+fn terminal_size_is_passed_and_follows_resizes(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("stty size\r");
     terminal.expect("24 80");
@@ -59,7 +59,7 @@ fn the_size_of_the_window_is_known_inside_and_follows_it(fixture: &SandboxFixtur
     leave(terminal);
 }
 
-fn ctrl_c_interrupts_and_ctrl_z_stops(fixture: &SandboxFixture) {
+fn ctrl_c_interrupts_and_ctrl_z_suspends(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("sh -c 'echo beg\"\"un; exec sleep 10000'\r");
     terminal.expect("begun");
@@ -81,7 +81,7 @@ fn ctrl_c_interrupts_and_ctrl_z_stops(fixture: &SandboxFixture) {
     leave(terminal);
 }
 
-fn a_pager_works(fixture: &SandboxFixture) {
+fn pager_works_in_a_shell(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("seq 1 5000 > /tmp/numbers; less /tmp/numbers\r");
     // The alternate screen, with the first page of 23 lines.
@@ -96,7 +96,7 @@ fn a_pager_works(fixture: &SandboxFixture) {
     leave(terminal);
 }
 
-fn an_editor_works(fixture: &SandboxFixture) {
+fn editor_works_in_a_shell(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("vi written.txt\r");
     terminal.expect("\x1b[?1049h");
@@ -110,7 +110,7 @@ fn an_editor_works(fixture: &SandboxFixture) {
     assert!(fixture.ok(&["diff", "fix"]).contains("+hello from within"));
 }
 
-fn top_draws(fixture: &SandboxFixture) {
+fn top_works_in_a_shell(fixture: &SandboxFixture) {
     let mut terminal = shell(fixture);
     terminal.send("top\r");
     terminal.expect("load average");
@@ -121,7 +121,7 @@ fn top_draws(fixture: &SandboxFixture) {
     leave(terminal);
 }
 
-fn the_terminal_is_as_before_whatever_the_end(fixture: &SandboxFixture) {
+fn terminal_settings_are_restored_however_the_shell_ends(fixture: &SandboxFixture) {
     // A program that leaves the terminal in raw mode, and one that is killed in it.
     for (line, code) in [
         ("stty raw -echo; exit 3", 3),
@@ -140,7 +140,7 @@ fn the_terminal_is_as_before_whatever_the_end(fixture: &SandboxFixture) {
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn a_file_given_as_input_cannot_be_written_from_inside(fixture: &SandboxFixture) {
+fn input_file_is_read_only_in_the_sandbox(fixture: &SandboxFixture) {
     let path = fixture.gate_dir.path().join("given.txt");
     std::fs::write(&path, "one\n").unwrap();
     fixture.gate_dir.operator().chown(&path);
@@ -160,7 +160,7 @@ fn a_file_given_as_input_cannot_be_written_from_inside(fixture: &SandboxFixture)
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\n");
 }
 
-fn input_is_passed_on_to_its_end(fixture: &SandboxFixture) {
+fn large_input_is_passed_completely(fixture: &SandboxFixture) {
     // More than any pipe holds, to a reader that starts late.
     let path = fixture.gate_dir.path().join("much");
     let much: Vec<u8> = (0..5_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
@@ -192,7 +192,7 @@ fn input_is_passed_on_to_its_end(fixture: &SandboxFixture) {
     );
 }
 
-fn three_interrupts_end_what_ignores_them(fixture: &SandboxFixture) {
+fn three_interrupts_kill_a_command_that_ignores_them(fixture: &SandboxFixture) {
     fixture.create("fix");
     let mut terminal = fixture.on_terminal(&[
         "exec",
@@ -214,7 +214,7 @@ fn three_interrupts_end_what_ignores_them(fixture: &SandboxFixture) {
     assert_eq!(status.code(), Some(137), "{}", terminal.shown());
 }
 
-fn a_shell_opens_and_its_last_code_is_passed_on(fixture: &SandboxFixture) {
+fn shell_exit_code_is_returned(fixture: &SandboxFixture) {
     fixture.create("fix");
     let mut terminal = fixture.on_terminal(&["shell", "fix"]);
     terminal.expect("$ ");
@@ -229,12 +229,12 @@ fn a_shell_opens_and_its_last_code_is_passed_on(fixture: &SandboxFixture) {
     assert_eq!(terminal.settings(), terminal.settings_at_first());
 }
 
-fn a_command_ends_with_the_terminal_it_was_started_from(fixture: &SandboxFixture) {
+fn command_ends_when_its_terminal_closes(fixture: &SandboxFixture) {
     fixture.create("fix");
     let line = "while :; do sleep 0.1; done";
     let runs = || {
-        let words = fixture.stdout_of("fix", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
-        words.contains(line)
+        let processes = fixture.stdout_of("fix", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '");
+        processes.contains(line)
     };
     for signal in ["HUP", "TERM", "KILL"] {
         let mut terminal = fixture.on_terminal(&["exec", "fix", "--", "bash", "-c", line]);
@@ -249,7 +249,7 @@ fn a_command_ends_with_the_terminal_it_was_started_from(fixture: &SandboxFixture
     }
 }
 
-fn a_sandbox_that_does_not_answer_holds_nobody_up(fixture: &SandboxFixture) {
+fn commands_in_an_unresponsive_sandbox_can_be_interrupted(fixture: &SandboxFixture) {
     let id = fixture.create("fix");
     let init = fixture.init(&id).to_string();
     let kill = |signal: &str, pid: &str| {
@@ -258,12 +258,12 @@ fn a_sandbox_that_does_not_answer_holds_nobody_up(fixture: &SandboxFixture) {
     };
     let line = "trap '' TERM HUP; echo beg''un; while :; do sleep 0.1; done";
     for (command, signal, code) in [("exec", "TERM", 143), ("run", "HUP", 129)] {
-        let words = match command {
+        let arguments = match command {
             "run" => &["run", "--name", "fix", "--"][..],
             _ => &["exec", "fix", "--"],
         };
         for stop in ["init", "sandbox"] {
-            let mut terminal = fixture.on_terminal(&[words, &["bash", "-c", line]].concat());
+            let mut terminal = fixture.on_terminal(&[arguments, &["bash", "-c", line]].concat());
             terminal.expect("begun");
             if stop == "init" {
                 kill("STOP", &init);
@@ -274,7 +274,7 @@ fn a_sandbox_that_does_not_answer_holds_nobody_up(fixture: &SandboxFixture) {
             let status = terminal.wait();
             assert_eq!(status.code(), Some(code), "{stop}: {}", terminal.shown());
             assert_eq!(terminal.settings(), terminal.settings_at_first());
-            terminal.expect("does not answer");
+            terminal.expect("does not respond");
             if stop == "init" {
                 kill("CONT", &init);
             } else {

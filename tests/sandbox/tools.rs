@@ -6,14 +6,14 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
 for_every_operator!(
-    every_tool_works_inside_as_the_agent,
-    no_tool_leads_out_of_the_workspace,
-    a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose,
-    a_workbench_that_was_ended_is_started_again,
-    a_sandbox_that_stands_still_answers_no_tool,
+    every_tool_runs_as_the_agent,
+    tools_cannot_leave_the_workspace,
+    timed_out_command_is_killed_and_background_processes_stay,
+    killed_workbench_is_restarted,
+    tools_of_a_paused_sandbox_are_refused,
 );
 
-for_subid_user!(every_tool_works_inside_as_the_agent);
+for_subid_user!(every_tool_runs_as_the_agent);
 
 fn tool(fixture: &SandboxFixture, tool: &str, request: &Value) -> Value {
     let printed = fixture.ok(&["tool", "fix", tool, &request.to_string()]);
@@ -25,7 +25,7 @@ fn bash(fixture: &SandboxFixture, command: &str) -> String {
     fixture.ok(&["tool", "fix", "bash", &request])
 }
 
-fn every_tool_works_inside_as_the_agent(fixture: &SandboxFixture) {
+fn every_tool_runs_as_the_agent(fixture: &SandboxFixture) {
     fixture.create("fix");
     let written = tool(
         fixture,
@@ -80,7 +80,7 @@ fn every_tool_works_inside_as_the_agent(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn no_tool_leads_out_of_the_workspace(fixture: &SandboxFixture) {
+fn tools_cannot_leave_the_workspace(fixture: &SandboxFixture) {
     fixture.create("fix");
     let outside = "Invalid path: access outside workspace is not allowed";
     fixture.stdout_of(
@@ -118,7 +118,7 @@ fn no_tool_leads_out_of_the_workspace(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(fixture: &SandboxFixture) {
+fn timed_out_command_is_killed_and_background_processes_stay(fixture: &SandboxFixture) {
     fixture.create("fix");
     let stubborn = "trap '' TERM; setsid sleep 4001 & (setsid sleep 4002 &); sleep 4003; true";
     let request = json!({ "command": stubborn, "timeoutSeconds": 1 }).to_string();
@@ -139,7 +139,7 @@ fn a_command_ends_with_its_time_out_and_leaves_what_it_left_on_purpose(fixture: 
     fixture.assert_nothing_left();
 }
 
-fn a_workbench_that_was_ended_is_started_again(fixture: &SandboxFixture) {
+fn killed_workbench_is_restarted(fixture: &SandboxFixture) {
     fixture.create("fix");
     // The parent of a command's process guard; lists of processes do not show it.
     let served = || {
@@ -159,7 +159,7 @@ fn a_workbench_that_was_ended_is_started_again(fixture: &SandboxFixture) {
     fixture.assert_nothing_left();
 }
 
-fn a_sandbox_that_stands_still_answers_no_tool(fixture: &SandboxFixture) {
+fn tools_of_a_paused_sandbox_are_refused(fixture: &SandboxFixture) {
     fixture.create("fix");
     assert_eq!(bash(fixture, "echo on"), "on\n");
     fixture.ok(&["pause", "fix"]);

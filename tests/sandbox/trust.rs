@@ -13,29 +13,29 @@ use testkit::{output, wait};
 use crate::sandbox_fixture::SandboxFixture;
 
 for_every_operator!(
-    programs_trust_the_gate_with_and_without_its_proxy,
+    programs_trust_the_gate_with_and_without_proxy,
     java_trusts_the_gate,
-    a_refusal_is_read_and_no_error_of_tls,
-    a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
-    a_running_sandbox_gets_a_new_root,
-    a_running_gate_renews_its_root_before_its_end,
-    an_operator_has_the_last_word_on_a_variable,
-    the_setup_knows_the_gate,
-    nothing_that_an_agent_does_changes_what_the_host_trusts,
-    a_tree_of_the_operators_trusts_the_gate,
+    refusal_is_readable_and_no_tls_error,
+    rotated_root_keeps_old_sandboxes_working,
+    running_sandbox_receives_a_rotated_root,
+    gate_renews_its_root_before_expiry,
+    operators_env_option_overrides_trust_variables,
+    setup_command_trusts_the_gate,
+    agent_cannot_change_the_trust_files_of_the_host,
+    custom_rootfs_trusts_the_gate,
 );
 
-mod lent {
+mod with_subids {
     use super::*;
 
     for_subid_user!(
-        programs_trust_the_gate_with_and_without_its_proxy,
-        a_refusal_is_read_and_no_error_of_tls,
-        a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust,
-        a_running_sandbox_gets_a_new_root,
-        nothing_that_an_agent_does_changes_what_the_host_trusts,
-        a_bundle_that_is_made_anew_holds_the_root,
-        a_fork_trusts_the_gate_whatever_was_in_the_way,
+        programs_trust_the_gate_with_and_without_proxy,
+        refusal_is_readable_and_no_tls_error,
+        rotated_root_keeps_old_sandboxes_working,
+        running_sandbox_receives_a_rotated_root,
+        agent_cannot_change_the_trust_files_of_the_host,
+        rebuilt_certificate_bundle_has_the_gates_root,
+        fork_trusts_the_gate_despite_altered_certificate_files,
     );
 }
 
@@ -49,26 +49,28 @@ mod needs_root {
     }
 
     #[test]
-    fn a_bundle_that_is_made_anew_holds_the_root() {
-        as_root(super::a_bundle_that_is_made_anew_holds_the_root);
+    fn rebuilt_certificate_bundle_has_the_gates_root() {
+        as_root(super::rebuilt_certificate_bundle_has_the_gates_root);
     }
 
     #[test]
-    fn a_fork_trusts_the_gate_whatever_was_in_the_way() {
-        as_root(super::a_fork_trusts_the_gate_whatever_was_in_the_way);
+    fn fork_trusts_the_gate_despite_altered_certificate_files() {
+        as_root(super::fork_trusts_the_gate_despite_altered_certificate_files);
     }
 }
 
 /// A host of the internet that is allowed, `allowed.test`.
 fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
     let ca = Ca::new("the internet");
-    let origin = OriginServer::https(ca.identity(&["allowed.test"]), |asked| match asked.path() {
-        "/hello" => OriginReply::text("hello"),
-        "/project.git/info/refs" => {
-            OriginReply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
+    let origin = OriginServer::https(ca.identity(&["allowed.test"]), |request| {
+        match request.path() {
+            "/hello" => OriginReply::text("hello"),
+            "/project.git/info/refs" => {
+                OriginReply::text("5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e5ca1ab1e\trefs/heads/main\n")
+            }
+            "/project.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
+            _ => OriginReply::status(404),
         }
-        "/project.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
-        _ => OriginReply::status(404),
     });
     let root = ca.write(fixture.gate_dir.path());
     fixture.gate_dir.write_config(&format!(
@@ -81,11 +83,11 @@ fn internet(fixture: &SandboxFixture, more: &str) -> OriginServer {
 }
 
 /// Unsets every variable that names the proxy.
-const BY_ITSELF: &str =
+const WITHOUT_PROXY: &str =
     "env -u HTTP_PROXY -u HTTPS_PROXY -u http_proxy -u https_proxy -u NODE_USE_ENV_PROXY";
 
 /// Unsets every variable of ours.
-const WITH_NOTHING: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
+const WITHOUT_ENVIRONMENT: &str = "env -i PATH=\"$PATH\" HOME=\"$HOME\"";
 
 const CURL: &str = "curl -sS --max-time 60 https://allowed.test/hello";
 
@@ -140,7 +142,7 @@ fn programs() -> Vec<(&'static str, String, &'static str, bool)> {
     ]
 }
 
-fn programs_trust_the_gate_with_and_without_its_proxy(fixture: &SandboxFixture) {
+fn programs_trust_the_gate_with_and_without_proxy(fixture: &SandboxFixture) {
     let origin = internet(fixture, "");
     fixture.create("fix");
     let mut tried = 0;
@@ -153,12 +155,12 @@ fn programs_trust_the_gate_with_and_without_its_proxy(fixture: &SandboxFixture) 
             continue;
         }
         let ways: &[&str] = if looks_itself {
-            &["", BY_ITSELF, WITH_NOTHING]
+            &["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT]
         } else {
-            &["", BY_ITSELF]
+            &["", WITHOUT_PROXY]
         };
-        for way in ways {
-            let line = format!("{way} {line}");
+        for prefix in ways {
+            let line = format!("{prefix} {line}");
             let before = origin.requests().len();
             assert_eq!(fixture.stdout_of("fix", &line), says, "{line}");
             tried += 1;
@@ -200,11 +202,11 @@ fn java_trusts_the_gate(fixture: &SandboxFixture) {
     assert_eq!(fixture.stdout_of("fix", &line), "hello");
 }
 
-fn a_refusal_is_read_and_no_error_of_tls(fixture: &SandboxFixture) {
+fn refusal_is_readable_and_no_tls_error(fixture: &SandboxFixture) {
     internet(fixture, "");
     fixture.create("fix");
-    for way in ["", BY_ITSELF, WITH_NOTHING] {
-        let line = format!("{way} curl -sS --max-time 60 https://denied.test/");
+    for prefix in ["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT] {
+        let line = format!("{prefix} curl -sS --max-time 60 https://denied.test/");
         let answer = fixture.stdout_of("fix", &line);
         let answer: serde_json::Value =
             serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"));
@@ -221,7 +223,7 @@ fn exported(fixture: &SandboxFixture) -> String {
     fixture.ok(&["ca", "export"]).trim_end().to_owned()
 }
 
-fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(fixture: &SandboxFixture) {
+fn rotated_root_keeps_old_sandboxes_working(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     let old = fixture.create("old");
     let first = exported(fixture);
@@ -239,8 +241,8 @@ fn a_new_root_breaks_nobody_and_is_what_new_sandboxes_trust(fixture: &SandboxFix
     assert_eq!(inside(fixture, "new"), second);
     let both = |line: &str| {
         for name in ["old", "new"] {
-            for way in ["", BY_ITSELF, WITH_NOTHING] {
-                let line = format!("{way} {line}");
+            for prefix in ["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT] {
+                let line = format!("{prefix} {line}");
                 assert_eq!(fixture.stdout_of(name, &line), "hello", "{name}: {line}");
             }
         }
@@ -270,11 +272,11 @@ fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
     let bundle = fixture.stdout_of(name, "cat /etc/ssl/certs/ca-certificates.crt");
     assert!(bundle.contains(root), "{name}: {bundle}");
     let curl = format!("{CURL} --cacert /tmp/last.pem --capath /nowhere");
-    for way in ["", BY_ITSELF] {
+    for prefix in ["", WITHOUT_PROXY] {
         assert_eq!(
-            fixture.stdout_of(name, &format!("{way} {curl}")),
+            fixture.stdout_of(name, &format!("{prefix} {curl}")),
             "hello",
-            "{way}"
+            "{prefix}"
         );
     }
     // And by the name that OpenSSL looks up in a directory.
@@ -283,7 +285,7 @@ fn assert_has_root(fixture: &SandboxFixture, name: &str, root: &str) {
 }
 
 // Issue 14, number 8.
-fn a_running_sandbox_gets_a_new_root(fixture: &SandboxFixture) {
+fn running_sandbox_receives_a_rotated_root(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     for name in ["one", "paused"] {
         fixture.create(name);
@@ -321,7 +323,7 @@ fn a_running_sandbox_gets_a_new_root(fixture: &SandboxFixture) {
 }
 
 // Issue 14, number 8. The gate's clock cannot be moved; the end of its root can.
-fn a_running_gate_renews_its_root_before_its_end(fixture: &SandboxFixture) {
+fn gate_renews_its_root_before_expiry(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     fixture.create("fix");
     let first = exported(fixture);
@@ -356,7 +358,7 @@ fn a_running_gate_renews_its_root_before_its_end(fixture: &SandboxFixture) {
     );
 }
 
-fn an_operator_has_the_last_word_on_a_variable(fixture: &SandboxFixture) {
+fn operators_env_option_overrides_trust_variables(fixture: &SandboxFixture) {
     fixture.create("fix");
     let line = "echo \"[$HTTPS_PROXY] [$no_proxy] [$SSL_CERT_FILE]\"";
     assert_eq!(
@@ -364,12 +366,12 @@ fn an_operator_has_the_last_word_on_a_variable(fixture: &SandboxFixture) {
         "[http://palisade.internal:8080] [localhost,127.0.0.1,::1] \
          [/etc/ssl/certs/ca-certificates.crt]"
     );
-    let asked = ["--env", "HTTPS_PROXY=", "--env", "SSL_CERT_FILE=/mine"];
-    let words = [&["exec"], &asked[..], &["fix", "--", "sh", "-c", line]].concat();
-    assert_eq!(fixture.ok(&words), "[] [localhost,127.0.0.1,::1] [/mine]\n");
+    let requested = ["--env", "HTTPS_PROXY=", "--env", "SSL_CERT_FILE=/mine"];
+    let args = [&["exec"], &requested[..], &["fix", "--", "sh", "-c", line]].concat();
+    assert_eq!(fixture.ok(&args), "[] [localhost,127.0.0.1,::1] [/mine]\n");
 }
 
-fn the_setup_knows_the_gate(fixture: &SandboxFixture) {
+fn setup_command_trusts_the_gate(fixture: &SandboxFixture) {
     let setup = format!("sandbox:\n  setup_command: \"{CURL} > /tmp/said\"\n");
     let _origin = internet(fixture, &setup);
     fixture.create("fix");
@@ -394,7 +396,7 @@ fn trusted_by_the_host() -> Vec<(PathBuf, SystemTime, Vec<u8>)> {
     all
 }
 
-fn nothing_that_an_agent_does_changes_what_the_host_trusts(fixture: &SandboxFixture) {
+fn agent_cannot_change_the_trust_files_of_the_host(fixture: &SandboxFixture) {
     let before = trusted_by_the_host();
     fixture.create("fix");
     fixture.bash(
@@ -412,7 +414,7 @@ fn nothing_that_an_agent_does_changes_what_the_host_trusts(fixture: &SandboxFixt
     assert!(bundle.ends_with(&exported(fixture)), "{bundle}");
 }
 
-fn a_tree_of_the_operators_trusts_the_gate(fixture: &SandboxFixture) {
+fn custom_rootfs_trusts_the_gate(fixture: &SandboxFixture) {
     let tree = fixture.gate_dir.path().join("tree");
     let at = |name: &str| tree.join(name);
     // As on Fedora: links between directories, and a link where the bundle is.
@@ -472,7 +474,7 @@ fn create_as_root(fixture: &SandboxFixture, name: &str) {
     };
 }
 
-fn a_bundle_that_is_made_anew_holds_the_root(fixture: &SandboxFixture) {
+fn rebuilt_certificate_bundle_has_the_gates_root(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     create_as_root(fixture, "fix");
     if !fixture
@@ -483,18 +485,18 @@ fn a_bundle_that_is_made_anew_holds_the_root(fixture: &SandboxFixture) {
         return;
     }
     fixture.stdout_of("fix", "update-ca-certificates --fresh 2>&1");
-    for way in ["", BY_ITSELF, WITH_NOTHING] {
+    for prefix in ["", WITHOUT_PROXY, WITHOUT_ENVIRONMENT] {
         assert_eq!(
-            fixture.stdout_of("fix", &format!("{way} {CURL}")),
+            fixture.stdout_of("fix", &format!("{prefix} {CURL}")),
             "hello",
-            "{way}"
+            "{prefix}"
         );
     }
     let bundle = fixture.stdout_of("fix", "cat /etc/ssl/certs/ca-certificates.crt");
     assert!(bundle.contains(&exported(fixture)));
 }
 
-fn a_fork_trusts_the_gate_whatever_was_in_the_way(fixture: &SandboxFixture) {
+fn fork_trusts_the_gate_despite_altered_certificate_files(fixture: &SandboxFixture) {
     let _origin = internet(fixture, "");
     create_as_root(fixture, "one");
     // As root inside the agent can, and a fork starts with its files.

@@ -6,9 +6,9 @@ use testkit::output;
 
 use crate::sandbox_fixture::{SandboxFixture, describe};
 
-for_every_operator!(an_upload_leaves_our_own_state_out);
+for_every_operator!(upload_skips_palisades_state_directory);
 
-fn an_upload_leaves_our_own_state_out(fixture: &SandboxFixture) {
+fn upload_skips_palisades_state_directory(fixture: &SandboxFixture) {
     fixture.create("fix");
     // The operator's home: the repository, the configuration and our state directory.
     let home = fixture.gate_dir.path();

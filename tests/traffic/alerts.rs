@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait;
 
-use crate::shared::{Net, net_of};
+use crate::shared_network::{Net, net_of};
 use crate::traffic_fixture::TrafficFixture;
 
 const PAGE: &str = include_str!("../../docs/observability.md");
@@ -119,7 +119,7 @@ fn read_alert(expression: &str) -> Alert {
 
 /// Traffic that meets the condition of every alert: responses of status 5xx, a git host that
 /// fails, requests over the rate, and an open circuit breaker.
-fn troubled_net() -> (Net, [OriginServer; 3]) {
+fn net_with_failures() -> (Net, [OriginServer; 3]) {
     let fixture = TrafficFixture::new();
     let forge = fixture.https(&["github.com"], |_| OriginReply::status(502));
     let failing = OriginServer::http(|_| OriginReply::status(500));
@@ -156,8 +156,8 @@ fn troubled_net() -> (Net, [OriginServer; 3]) {
 
 // Issue 15, number 15.
 #[test]
-fn seed_003_alerts_select_series_that_trouble_raises() {
-    let (net, _origins) = troubled_net();
+fn seed_003_alerts_select_series_that_failures_raise() {
+    let (net, _origins) = net_with_failures();
     let alerts = alerts();
     let names: Vec<&str> = alerts.keys().map(String::as_str).collect();
     assert_eq!(
@@ -235,7 +235,7 @@ const UNSEEN: [&str; 3] = [
 // Issue 15, number 15.
 #[test]
 fn observability_page_lists_every_metric_with_its_labels() {
-    let (net, _origins) = troubled_net();
+    let (net, _origins) = net_with_failures();
     let catalogue = catalogue();
     let metrics = net.fixture.metrics();
     let mut found: BTreeSet<String> = UNSEEN.map(str::to_owned).into();

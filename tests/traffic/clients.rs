@@ -6,22 +6,22 @@ use crate::traffic_fixture::{Agent, Rules, TrafficFixture, describe};
 
 const HEAD: &str = "0123456789abcdef0123456789abcdef01234567";
 
-fn answer(asked: &OriginRequest) -> OriginReply {
-    match asked.path() {
+fn answer(request: &OriginRequest) -> OriginReply {
+    match request.path() {
         "/app.git/info/refs" => OriginReply::text(format!("{HEAD}\trefs/heads/main\n"))
             .header("content-type", "text/plain"),
         "/app.git/HEAD" => OriginReply::text("ref: refs/heads/main\n"),
-        _ => OriginReply::text(format!("hello {}", asked.method)),
+        _ => OriginReply::text(format!("hello {}", request.method)),
     }
 }
 
 /// Without proxy variables, and with them.
-const WAYS: [&str; 2] = [
+const PROXY_SETTINGS: [&str; 2] = [
     "unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY all_proxy;",
     "export http_proxy=http://192.0.0.1:8080 https_proxy=http://192.0.0.1:8080;",
 ];
 
-fn each_way(check: impl Fn(&Agent<'_>, &str)) {
+fn with_each_proxy_setting(check: impl Fn(&Agent<'_>, &str)) {
     let fixture = TrafficFixture::new();
     let api = fixture.https(&["api.example"], answer);
     let web = OriginServer::http(answer);
@@ -32,8 +32,8 @@ fn each_way(check: impl Fn(&Agent<'_>, &str)) {
         .at("web.example:80", web.address());
     fixture.write(&rules);
     let agent = fixture.create("fix");
-    for way in WAYS {
-        check(&agent, way);
+    for environment in PROXY_SETTINGS {
+        check(&agent, environment);
     }
     assert!(!api.requests().is_empty() || !web.requests().is_empty());
 }
@@ -49,23 +49,23 @@ fn needs(agent: &Agent<'_>, program: &str) {
 }
 
 #[test]
-fn curl_gets_what_it_asks_for_and_shows_why_not() {
-    each_way(|agent, way| {
+fn curl_gets_allowed_responses_and_refusal_reasons() {
+    with_each_proxy_setting(|agent, environment| {
         for url in ["http://web.example/", "https://api.example/"] {
             assert_eq!(
-                agent.stdout_of(&format!("{way} curl -sS {url}")),
+                agent.stdout_of(&format!("{environment} curl -sS {url}")),
                 "hello GET"
             );
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.stdout_of(&format!("{way} curl -sS {url}"));
-            assert!(said.contains("\"host_denied\""), "{said}");
+            let printed = agent.stdout_of(&format!("{environment} curl -sS {url}"));
+            assert!(printed.contains("\"host_denied\""), "{printed}");
         }
     });
 }
 
 #[test]
-fn curl_speaks_http2_with_the_gate_and_the_gate_with_the_upstream() {
+fn curl_uses_http2_to_the_gate_and_upstream() {
     let fixture = TrafficFixture::new();
     let api = fixture.https(&["api.example"], answer);
     fixture.write(
@@ -74,40 +74,40 @@ fn curl_speaks_http2_with_the_gate_and_the_gate_with_the_upstream() {
             .at("api.example", api.address()),
     );
     let agent = fixture.create("fix");
-    let said =
+    let printed =
         agent.stdout_of("curl -sS --http2 -o /dev/null -w '%{http_version}' https://api.example/");
-    assert_eq!(said, "2");
-    let said = agent
+    assert_eq!(printed, "2");
+    let printed = agent
         .stdout_of("curl -sS --http1.1 -o /dev/null -w '%{http_version}' https://api.example/");
-    assert_eq!(said, "1.1");
+    assert_eq!(printed, "1.1");
     for seen in api.requests() {
         assert_eq!(seen.version, http::Version::HTTP_2, "{seen:?}");
     }
 }
 
 #[test]
-fn wget_gets_what_it_asks_for() {
-    each_way(|agent, way| {
+fn wget_gets_allowed_responses() {
+    with_each_proxy_setting(|agent, environment| {
         needs(agent, "wget");
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.stdout_of(&format!(
-                "{way} wget -q --ca-certificate=$HOME/gate.pem -O - {url}"
+            let printed = agent.stdout_of(&format!(
+                "{environment} wget -q --ca-certificate=$HOME/gate.pem -O - {url}"
             ));
-            assert_eq!(said, "hello GET", "{url}");
+            assert_eq!(printed, "hello GET", "{url}");
         }
-        let said = agent.stdout_of(&format!(
-            "{way} wget -q --ca-certificate=$HOME/gate.pem --content-on-error -O - https://evil.example/; true"
+        let printed = agent.stdout_of(&format!(
+            "{environment} wget -q --ca-certificate=$HOME/gate.pem --content-on-error -O - https://evil.example/; true"
         ));
-        assert!(said.contains("\"host_denied\""), "{said}");
+        assert!(printed.contains("\"host_denied\""), "{printed}");
     });
 }
 
 #[test]
-fn a_static_program_that_knows_no_proxy_gets_what_it_asks_for() {
-    each_way(|agent, _| {
+fn static_program_without_proxy_support_gets_allowed_responses() {
+    with_each_proxy_setting(|agent, _| {
         needs(agent, "busybox");
-        let said = agent.stdout_of("env -i busybox wget -q -O - http://web.example/");
-        assert_eq!(said, "hello GET");
+        let printed = agent.stdout_of("env -i busybox wget -q -O - http://web.example/");
+        assert_eq!(printed, "hello GET");
         let output = agent.bash("env -i busybox wget -q -O - http://evil.example/");
         assert!(!output.status.success());
         assert!(describe(&output).contains("403"), "{}", describe(&output));
@@ -116,41 +116,45 @@ fn a_static_program_that_knows_no_proxy_gets_what_it_asks_for() {
 
 #[test]
 fn git_lists_a_repositorys_refs() {
-    each_way(|agent, way| {
-        let said = agent.stdout_of(&format!(
-            "{way} git ls-remote https://api.example/app.git main"
+    with_each_proxy_setting(|agent, environment| {
+        let printed = agent.stdout_of(&format!(
+            "{environment} git ls-remote https://api.example/app.git main"
         ));
-        assert_eq!(said, format!("{HEAD}\trefs/heads/main"));
-        let output = agent.bash(&format!("{way} git ls-remote https://evil.example/app.git"));
+        assert_eq!(printed, format!("{HEAD}\trefs/heads/main"));
+        let output = agent.bash(&format!(
+            "{environment} git ls-remote https://evil.example/app.git"
+        ));
         assert!(!output.status.success());
         assert!(describe(&output).contains("403"), "{}", describe(&output));
     });
 }
 
 #[test]
-fn pythons_urllib_gets_what_it_asks_for() {
-    each_way(|agent, way| {
+fn python_urllib_gets_allowed_responses() {
+    with_each_proxy_setting(|agent, environment| {
         let program = "import sys, urllib.request as u, urllib.error as e\n\
             try: print(u.urlopen(sys.argv[1]).read().decode())\n\
             except e.HTTPError as refused: print(refused.code, refused.read().decode())\n";
         agent.stdout_of(&format!("cat >~/get.py <<'EOF'\n{program}EOF\n"));
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
-            assert_eq!(said, "hello GET", "{url}");
+            let printed =
+                agent.stdout_of(&format!("{environment} /usr/bin/python3 ~/get.py {url}"));
+            assert_eq!(printed, "hello GET", "{url}");
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/get.py {url}"));
+            let printed =
+                agent.stdout_of(&format!("{environment} /usr/bin/python3 ~/get.py {url}"));
             assert!(
-                said.starts_with("403") && said.contains("\"host_denied\""),
-                "{said}"
+                printed.starts_with("403") && printed.contains("\"host_denied\""),
+                "{printed}"
             );
         }
     });
 }
 
 #[test]
-fn pythons_requests_gets_what_it_asks_for() {
-    each_way(|agent, way| {
+fn python_requests_gets_allowed_responses() {
+    with_each_proxy_setting(|agent, environment| {
         let found = agent.bash("/usr/bin/python3 -c 'import requests'");
         assert!(
             found.status.success(),
@@ -164,59 +168,61 @@ fn pythons_requests_gets_what_it_asks_for() {
                     print(got.status_code, got.text.strip())\n";
         agent.stdout_of(&format!("cat >~/ask.py <<'EOF'\n{program}EOF\n"));
         for url in ["http://web.example/", "https://api.example/"] {
-            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
-            assert_eq!(said, "200 hello GET\n200 hello POST", "{url}");
+            let printed =
+                agent.stdout_of(&format!("{environment} /usr/bin/python3 ~/ask.py {url}"));
+            assert_eq!(printed, "200 hello GET\n200 hello POST", "{url}");
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = agent.stdout_of(&format!("{way} /usr/bin/python3 ~/ask.py {url}"));
-            for line in said.lines() {
+            let printed =
+                agent.stdout_of(&format!("{environment} /usr/bin/python3 ~/ask.py {url}"));
+            for line in printed.lines() {
                 let refused = line.starts_with("403") && line.contains("\"host_denied\"");
-                assert!(refused, "{said}");
+                assert!(refused, "{printed}");
             }
-            assert_eq!(said.lines().count(), 2, "{said}");
+            assert_eq!(printed.lines().count(), 2, "{printed}");
         }
     });
 }
 
 #[test]
-fn nodes_fetch_gets_what_it_asks_for() {
-    each_way(|agent, way| {
+fn node_fetch_gets_allowed_responses() {
+    with_each_proxy_setting(|agent, environment| {
         needs(agent, "node");
         let get = |url: &str| {
             agent.stdout_of(&format!(
-                "{way} node -e 'fetch(\"{url}\").then(async (r) => console.log(r.status, await r.text()))'"
+                "{environment} node -e 'fetch(\"{url}\").then(async (r) => console.log(r.status, await r.text()))'"
             ))
         };
         for url in ["http://web.example/", "https://api.example/"] {
             assert_eq!(get(url), "200 hello GET", "{url}");
         }
         for url in ["http://evil.example/", "https://evil.example/"] {
-            let said = get(url);
+            let printed = get(url);
             assert!(
-                said.starts_with("403") && said.contains("\"host_denied\""),
-                "{said}"
+                printed.starts_with("403") && printed.contains("\"host_denied\""),
+                "{printed}"
             );
         }
     });
 }
 
 #[test]
-fn openssl_sees_a_certificate_for_exactly_the_name_it_asked_for() {
-    each_way(|agent, _| {
+fn openssl_sees_a_certificate_for_the_requested_name_only() {
+    with_each_proxy_setting(|agent, _| {
         needs(agent, "openssl");
         for name in ["api.example", "evil.example"] {
-            let said = agent.stdout_of(&format!(
+            let printed = agent.stdout_of(&format!(
                 "openssl s_client -connect {name}:443 -servername {name} -verify_return_error \
                  -verify_hostname {name} -CAfile ~/gate.pem </dev/null 2>/dev/null | \
                  openssl x509 -noout -ext subjectAltName"
             ));
-            let names: Vec<&str> = said.lines().skip(1).map(str::trim).collect();
-            assert_eq!(names, [format!("DNS:{name}")], "{said}");
+            let names: Vec<&str> = printed.lines().skip(1).map(str::trim).collect();
+            assert_eq!(names, [format!("DNS:{name}")], "{printed}");
         }
-        let said = agent.stdout_of(
+        let printed = agent.stdout_of(
             "printf 'GET / HTTP/1.1\\r\\nHost: api.example\\r\\nConnection: close\\r\\n\\r\\n' | \
              openssl s_client -quiet -connect api.example:443 -servername api.example -CAfile ~/gate.pem 2>/dev/null",
         );
-        assert!(said.ends_with("hello GET"), "{said}");
+        assert!(printed.ends_with("hello GET"), "{printed}");
     });
 }

@@ -137,15 +137,15 @@ struct Net {
 impl Net {
     fn start(policies: &str) -> Self {
         let fixture = TrafficFixture::new();
-        let answer = |asked: &testkit::origin::OriginRequest| match asked.path() {
+        let answer = |request: &testkit::origin::OriginRequest| match request.path() {
             // The origin switches protocols and closes the connection.
             "/ws" => OriginReply::status(101)
                 .header("upgrade", "websocket")
                 .header("connection", "upgrade"),
-            _ if asked
+            _ if request
                 .header("host")
                 .is_some_and(|host| host.starts_with("broken"))
-                || asked.uri.host() == Some("broken.example") =>
+                || request.uri.host() == Some("broken.example") =>
             {
                 OriginReply::status(502)
             }

@@ -31,7 +31,7 @@ const REFUSED: (&str, &str) = ("proxy_requests_total", "upstream=\"refused\"");
 
 // Issue 14, number 12.
 #[test]
-fn failures_of_clients_and_upstreams_count_as_no_refusals() {
+fn client_and_upstream_failures_are_not_counted_as_refusals() {
     let (fixture, _port) = with_unreachable_upstream();
     let agent = fixture.create("fix");
     let failed = agent
@@ -52,7 +52,7 @@ fn failures_of_clients_and_upstreams_count_as_no_refusals() {
     assert_eq!(record["status"], 502, "{record}");
     let why = fixture.ok(&["why", &failed]);
     assert!(
-        why.starts_with("allowed, and failed: GET api.example"),
+        why.starts_with("allowed, but failed: GET api.example"),
         "{why}"
     );
     assert!(why.contains("connect_failed"), "{why}");

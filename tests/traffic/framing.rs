@@ -8,15 +8,16 @@ use testkit::origin::{OriginReply, OriginServer};
 
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-const SOON: Duration = Duration::from_secs(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn with_agent(check: impl FnOnce(&OriginServer, &Agent<'_>, &NetNamespace)) {
     if !may_enter() {
         return;
     }
     let fixture = TrafficFixture::new();
-    let web =
-        OriginServer::http(|asked| OriginReply::text(format!("{} {}", asked.path(), asked.length)));
+    let web = OriginServer::http(|request| {
+        OriginReply::text(format!("{} {}", request.path(), request.length))
+    });
     let rules = Rules::new()
         .allow("web.example")
         .at("web.example", web.address());
@@ -143,7 +144,10 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
             let answer = exchange(&mut stream, bytes);
             assert_eq!(answer.status, 400, "{what}: {answer:?} {}", answer.text());
             let id = refusal(&answer, 400, "framing");
-            assert!(inside::ends(&mut stream, SOON), "{what}: still open");
+            assert!(
+                inside::ends(&mut stream, CLOSE_TIMEOUT),
+                "{what}: still open"
+            );
             let record = agent.fixture.record(&id);
             assert_eq!(
                 (&record["verdict"], &record["reason"], &record["sandbox"]),
@@ -156,7 +160,7 @@ fn ambiguous_heads_are_refused_with_400_and_audited() {
 }
 
 #[test]
-fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
+fn malformed_chunk_aborts_the_request_and_closes_the_connection() {
     with_agent(|web, agent, inside| {
         let smuggled = get("web.example", "/smuggled");
         for body in [
@@ -183,7 +187,10 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
                     answer.text()
                 );
             }
-            assert!(inside::ends(&mut stream, SOON), "{body:?}: still open");
+            assert!(
+                inside::ends(&mut stream, CLOSE_TIMEOUT),
+                "{body:?}: still open"
+            );
         }
         let seen = web.requests();
         assert!(seen.is_empty(), "{seen:?}");
@@ -197,7 +204,7 @@ fn a_broken_chunk_aborts_the_request_and_nothing_behind_it_is_read() {
 }
 
 #[test]
-fn requests_one_after_the_other_in_one_packet_are_each_answered() {
+fn pipelined_requests_are_each_answered() {
     with_agent(|web, _, inside| {
         let mut stream = inside.port(80);
         let both = head(&["Content-Length: 5"]) + "hello" + &get("web.example", "/second");
@@ -218,7 +225,7 @@ fn requests_one_after_the_other_in_one_packet_are_each_answered() {
 }
 
 #[test]
-fn headers_between_neighbours_end_at_the_gate_and_cannot_take_others_with_them() {
+fn hop_by_hop_headers_are_removed_and_protect_other_headers() {
     with_agent(|web, _, inside| {
         let lines = [
             "Connection: x-mine, authorization, host, content-length, content-type, cookie",
@@ -266,7 +273,7 @@ fn headers_between_neighbours_end_at_the_gate_and_cannot_take_others_with_them()
 }
 
 #[test]
-fn a_head_without_end_is_refused() {
+fn endless_request_head_is_refused() {
     with_agent(|web, _, inside| {
         let long = format!("X-Long: {}", "a".repeat(200 * 1024));
         let answer = exchange(inside.port(80), head(&[&long]));

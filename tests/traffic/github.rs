@@ -9,7 +9,7 @@ use testkit::origin::{Latch, OriginReply, OriginServer};
 
 use crate::traffic_fixture::{Rules, TrafficFixture, exchange, may_enter, refusal};
 
-const SOON: Duration = Duration::from_secs(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A sandbox that is registered for acme/app.
 fn with_github(
@@ -40,7 +40,7 @@ fn request_text(line: &str, headers: &[&str], body: &str) -> String {
     )
 }
 
-fn speak(inside: &NetNamespace) -> inside::Tls<std::net::TcpStream> {
+fn connect(inside: &NetNamespace) -> inside::Tls<std::net::TcpStream> {
     inside::tls(inside.port(443), Some("api.github.com"), &["http/1.1"])
 }
 
@@ -53,7 +53,7 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
         || OriginReply::text("{}"),
         |_, api, fixture, inside| {
             let merge = "PUT /repos/acme/app/pulls/123/merge";
-            let answer = exchange(speak(inside), request_text(merge, &[JSON], "{}"));
+            let answer = exchange(connect(inside), request_text(merge, &[JSON], "{}"));
             let id = refusal(&answer, 403, "github_rule");
             let error = answer.json()["error"].to_string();
             assert!(
@@ -74,14 +74,14 @@ fn seed_003_line_04_pull_request_merge_is_refused() {
                     "{\"query\":\"mutation { mergePullRequest(input: {pullRequestId: \\\"x\\\"}) { clientMutationId } }\"}",
                 ),
             ] {
-                let answer = exchange(speak(inside), request_text(line, &[JSON], body));
+                let answer = exchange(connect(inside), request_text(line, &[JSON], body));
                 refusal(&answer, 403, "github_rule");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
             // Requests that do not merge pass.
             let comment = "POST /repos/acme/app/issues/1/comments";
             let answer = exchange(
-                speak(inside),
+                connect(inside),
                 request_text(comment, &[JSON], "{\"body\":\"hi\"}"),
             );
             assert_eq!(answer.status, 200, "{}", answer.text());
@@ -98,8 +98,12 @@ fn seed_003_blocked_api_pattern_is_refused() {
         || OriginReply::text("{}"),
         |_, api, fixture, inside| {
             // The rules for GitHub allow both: they read a registered repository.
-            let read =
-                |path: &str| exchange(speak(inside), request_text(&format!("GET {path}"), &[], ""));
+            let read = |path: &str| {
+                exchange(
+                    connect(inside),
+                    request_text(&format!("GET {path}"), &[], ""),
+                )
+            };
             assert_eq!(read("/repos/acme/app/issues").status, 200);
             for path in [
                 "/repos/acme/app/pulls",
@@ -119,7 +123,7 @@ fn seed_003_blocked_api_pattern_is_refused() {
 }
 
 #[test]
-fn a_request_with_two_content_types_is_refused() {
+fn request_with_two_content_types_is_refused() {
     with_github(
         |rules| rules,
         || OriginReply::text("{}"),
@@ -129,19 +133,19 @@ fn a_request_with_two_content_types_is_refused() {
             let form = "Content-Type: application/x-www-form-urlencoded";
             let strange = "Content-Type: application/json\u{e9}";
             for headers in [&[JSON, form][..], &[form, JSON], &[JSON, JSON], &[strange]] {
-                let answer = exchange(speak(inside), request_text(line, headers, body));
+                let answer = exchange(connect(inside), request_text(line, headers, body));
                 refusal(&answer, 403, "github_rule");
                 assert_eq!(answer.json()["rule"], "github:content-type", "{headers:?}");
             }
             assert!(api.requests().is_empty(), "{:?}", api.requests());
-            let answer = exchange(speak(inside), request_text(line, &[JSON], body));
+            let answer = exchange(connect(inside), request_text(line, &[JSON], body));
             assert_eq!(answer.status, 200, "{}", answer.text());
         },
     );
 }
 
 #[test]
-fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
+fn requests_end_when_their_github_rule_is_switched_off() {
     let latch = Latch::new();
     let held = latch.clone();
     with_github(
@@ -149,7 +153,7 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
         move || OriginReply::text("begun").paused(&held),
         |without, _, fixture, inside| {
             let open = |path: &str| {
-                let mut tls = speak(inside);
+                let mut tls = connect(inside);
                 write!(tls, "GET {path} HTTP/1.1\r\nHost: api.github.com\r\n\r\n").unwrap();
                 tls.flush().unwrap();
                 let head = http::read_head(&mut tls).unwrap();
@@ -160,8 +164,8 @@ fn what_a_switched_rule_allowed_ends_when_it_is_switched_off() {
             let mut switched = open("/user");
             let mut own = open("/repos/acme/app");
             fixture.reload(without);
-            assert!(inside::ends(&mut switched, SOON));
-            let answer = exchange(speak(inside), request_text("GET /user", &[], ""));
+            assert!(inside::ends(&mut switched, CLOSE_TIMEOUT));
+            let answer = exchange(connect(inside), request_text("GET /user", &[], ""));
             refusal(&answer, 403, "github_rule");
             latch.open();
             assert_eq!(http::read_chunk(&mut own).unwrap(), None, "it was cut too");

@@ -56,7 +56,7 @@ fn drip(mut stream: impl Read + Write, rest: &[u8]) -> Option<Duration> {
 }
 
 #[test]
-fn heads_that_never_end_are_not_waited_for() {
+fn slowly_sent_heads_time_out() {
     with_two(
         |rules| rules.egress("timeouts: {header: 3s}"),
         |_, evil, _| {
@@ -119,7 +119,7 @@ fn series(fixture: &TrafficFixture) -> usize {
 }
 
 #[test]
-fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
+fn ten_thousand_unlisted_names_grow_neither_metrics_nor_memory() {
     with_two(
         |rules| {
             rules
@@ -131,9 +131,9 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
             let deny = |from: usize, to: usize| {
                 let mut plain = inside.port(80);
                 for n in (from..to).step_by(50) {
-                    let asked = (n..n + 50).map(|n| get(&format!("h{n}.evil.example"), "/"));
+                    let requested = (n..n + 50).map(|n| get(&format!("h{n}.evil.example"), "/"));
                     plain
-                        .write_all(asked.collect::<String>().as_bytes())
+                        .write_all(requested.collect::<String>().as_bytes())
                         .unwrap();
                     for _ in 0..50 {
                         let answer = testkit::http::read_response(&mut plain).unwrap();
@@ -172,13 +172,13 @@ fn ten_thousand_names_nobody_listed_grow_neither_metrics_nor_memory() {
             wait::until("the numbers to stand still", || {
                 (series(fixture) == series(fixture)).then_some(())
             });
-            let (before, memory) = (series(fixture), fixture.most_memory());
+            let (before, memory) = (series(fixture), fixture.peak_memory());
             deny(300, 10_300);
             shake(50, 350);
             look_up(300, 10_300);
             let after = series(fixture);
             assert!(after <= before + 2, "{before} series became {after}");
-            let grown = fixture.most_memory() - memory;
+            let grown = fixture.peak_memory() - memory;
             println!("{grown} KiB, {before} series before and {after} after");
             assert!(grown < 48 * 1024, "{grown} KiB");
             assert_eq!(good.curl(API).status, 200);
@@ -216,7 +216,7 @@ fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
     tls.sock
         .set_write_timeout(Some(Duration::from_secs(5)))
         .unwrap();
-    let mut said = 0;
+    let mut sent = 0;
     let mut bytes = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
     for next in frames {
         bytes.extend(next);
@@ -226,10 +226,10 @@ fn flood(agent: &Agent<'_>, frames: impl Iterator<Item = Vec<u8>>) -> usize {
             }
             bytes.clear();
         }
-        said += 1;
+        sent += 1;
     }
     let _closed = tls.write_all(&bytes);
-    said
+    sent
 }
 
 fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
@@ -237,7 +237,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
     with_two(
         |rules| rules.policy(no_limits),
         |fixture, evil, good| {
-            let memory = fixture.most_memory();
+            let memory = fixture.peak_memory();
             std::thread::scope(|scope| {
                 let flooding = scope.spawn(|| (0..4).map(|_| what(evil)).sum::<usize>());
                 for _ in 0..5 {
@@ -247,7 +247,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
             });
             assert_eq!(good.curl(API).status, 200);
             assert_eq!(evil.curl(API).status, 200);
-            let grown = fixture.most_memory() - memory;
+            let grown = fixture.peak_memory() - memory;
             println!("{grown} KiB");
             assert!(grown < 64 * 1024, "{grown} KiB");
         },
@@ -255,7 +255,7 @@ fn floods(what: impl Fn(&Agent<'_>) -> usize + Sync) {
 }
 
 #[test]
-fn a_flood_of_requests_that_are_taken_back_at_once_is_survived() {
+fn http2_rapid_reset_flood_is_survived() {
     floods(|evil| {
         let streams = (0..20_000_u32).map(|n| n * 2 + 1);
         let pairs = streams.map(|id| {
@@ -270,7 +270,7 @@ fn a_flood_of_requests_that_are_taken_back_at_once_is_survived() {
 }
 
 #[test]
-fn a_flood_of_settings_and_pings_is_survived() {
+fn http2_settings_and_ping_flood_is_survived() {
     floods(|evil| {
         let settings = (0..50_000).map(|n| match n % 2 {
             0 => frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]),
@@ -281,7 +281,7 @@ fn a_flood_of_settings_and_pings_is_survived() {
 }
 
 #[test]
-fn a_head_of_http2_that_never_ends_is_survived() {
+fn http2_continuation_flood_is_survived() {
     floods(|evil| {
         let first = std::iter::once(frame(HEADERS, 1, 1, &request()));
         let mut more = vec![0x00, 3];
@@ -300,12 +300,12 @@ fn raise_own_limit() {
 }
 
 #[test]
-fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
+fn connections_of_one_sandbox_do_not_exhaust_those_of_another() {
     with_two(
         |rules| rules,
         |fixture, evil, good| {
             raise_own_limit();
-            let before = fixture.most_memory();
+            let before = fixture.peak_memory();
             let open = |count: usize, then: fn(&mut TcpStream)| -> Vec<TcpStream> {
                 let to = SocketAddr::from(([192, 0, 2, 1], 8080));
                 evil.inside().within(move || {
@@ -328,7 +328,7 @@ fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
             });
             assert_eq!(good.curl(API).status, 200);
             assert_eq!(fixture.control("GET", "/v1/health").status, 200);
-            let grown = fixture.most_memory() - before;
+            let grown = fixture.peak_memory() - before;
             println!(
                 "{} KiB for each of {}",
                 grown / 2000,
@@ -342,7 +342,7 @@ fn many_open_connections_of_one_sandbox_leave_the_other_its_own() {
 }
 
 #[test]
-fn tunnels_count_among_a_sandboxs_connections() {
+fn tunnels_count_towards_the_connection_limit() {
     with_two(
         |rules| rules.egress("timeouts: {header: 600s}"),
         |_, evil, good| {

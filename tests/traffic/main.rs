@@ -13,25 +13,25 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod agreement;
 mod alerts;
-mod bodies;
 mod clients;
+mod connections_without_request;
 mod corpus;
-mod early;
+mod early_responses;
 mod failures;
 mod framing;
 mod github;
+mod host_consistency;
 mod hostile;
-mod internal;
-mod lessons;
-mod neighbours;
+mod internal_host;
 mod overrides;
 mod passthrough;
-mod plain;
+mod regressions;
 mod reloading;
+mod request_bodies;
+mod sandbox_separation;
 mod seed;
-mod shared;
-mod silent;
+mod shared_network;
 mod streaming;
 mod traffic_fixture;
+mod without_proxy;

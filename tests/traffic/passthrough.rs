@@ -29,16 +29,16 @@ fn with_agent(check: impl FnOnce(&Rules, &OriginServer, &Agent<'_>)) {
 }
 
 /// Trusts only the host's own root.
-const THEIRS: &str = "--cacert ~/theirs.pem";
+const TRUST_HOST_ROOT: &str = "--cacert ~/theirs.pem";
 
 #[test]
-fn a_client_that_pins_a_certificate_sees_the_hosts_own() {
+fn client_that_pins_a_certificate_sees_the_hosts_own() {
     with_agent(|_, pinned, agent| {
-        for way in ["", "-x http://192.0.0.1:8080"] {
+        for proxy_option in ["", "-x http://192.0.0.1:8080"] {
             let got = agent.curl(&format!(
-                "{way} {THEIRS} https://pinned.example/secret/path"
+                "{proxy_option} {TRUST_HOST_ROOT} https://pinned.example/secret/path"
             ));
-            assert_eq!(got.body, "pinned", "{way}");
+            assert_eq!(got.body, "pinned", "{proxy_option}");
         }
         assert_eq!(pinned.requests().len(), 2);
         let recorded = || {
@@ -58,10 +58,12 @@ fn a_client_that_pins_a_certificate_sees_the_hosts_own() {
 }
 
 #[test]
-fn what_is_passed_on_must_be_allowed_all_the_same() {
+fn passthrough_host_must_also_be_allowed() {
     with_agent(|_, pinned, agent| {
-        for way in ["", "-x http://192.0.0.1:8080"] {
-            let output = agent.bash(&format!("curl -sS {way} {THEIRS} https://closed.example/"));
+        for proxy_option in ["", "-x http://192.0.0.1:8080"] {
+            let output = agent.bash(&format!(
+                "curl -sS {proxy_option} {TRUST_HOST_ROOT} https://closed.example/"
+            ));
             assert!(!output.status.success(), "{}", describe(&output));
         }
         assert_eq!(pinned.connections(), 0);
@@ -77,7 +79,7 @@ fn what_is_passed_on_must_be_allowed_all_the_same() {
 }
 
 #[test]
-fn a_hello_that_names_another_host_than_its_tunnel_is_not_passed_on() {
+fn hello_that_differs_from_its_tunnel_is_not_forwarded() {
     if !crate::traffic_fixture::may_enter() {
         return;
     }
@@ -123,7 +125,7 @@ fn hello(name: &str, more: &[(u16, &[u8])]) -> Vec<u8> {
 const ENCRYPTED: (u16, &[u8]) = (0xfe0d, &[0, 0, 1, 0, 1, 1, 0, 2, 9, 9, 0, 4, 1, 2, 3, 4]);
 
 #[test]
-fn a_hello_that_hides_its_real_name_is_not_passed_on() {
+fn encrypted_client_hello_is_not_forwarded() {
     if !crate::traffic_fixture::may_enter() {
         return;
     }
@@ -150,7 +152,7 @@ fn a_hello_that_hides_its_real_name_is_not_passed_on() {
 }
 
 #[test]
-fn what_is_passed_on_ends_with_its_rule() {
+fn passthrough_connection_ends_when_its_rule_is_revoked() {
     if !crate::traffic_fixture::may_enter() {
         return;
     }
@@ -202,8 +204,8 @@ fn passthrough_names_below_a_wildcard_count_against_the_label_budget() {
         stream.write_all(&hello(&name, &[])).unwrap();
         assert!(testkit::inside::ends(&mut stream, wait::LIMIT));
     }
-    let asked: HashSet<String> = resolver.queries().into_iter().map(|one| one.name).collect();
-    assert_eq!(asked.len(), 256, "names that reached the resolver");
+    let dns_queries: HashSet<String> = resolver.queries().into_iter().map(|one| one.name).collect();
+    assert_eq!(dns_queries.len(), 256, "names that reached the resolver");
     let refused = || {
         let records = fixture.records().into_iter();
         let refused: Vec<_> = records

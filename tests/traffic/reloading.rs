@@ -14,14 +14,14 @@ use testkit::wait;
 
 use crate::traffic_fixture::{Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
-const SOON: Duration = Duration::from_secs(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn reloads() -> usize {
     std::env::var("PALISADE_RELOADS").map_or(20, |text| text.parse().expect("a number"))
 }
 
 #[test]
-fn nothing_that_is_allowed_fails_while_rules_change_and_nothing_passes_without_its_rule() {
+fn allowed_requests_succeed_and_denied_ones_fail_during_reloads() {
     if !may_enter() {
         return;
     }
@@ -173,7 +173,7 @@ fn reloads_under_load_decide_by_one_snapshot_and_close_listeners() {
 }
 
 #[test]
-fn a_file_that_is_refused_leaves_the_rules_as_they_are() {
+fn refused_configuration_keeps_the_current_rules() {
     let fixture = TrafficFixture::new();
     let web = OriginServer::http(|_| OriginReply::text("hello"));
     let rules = Rules::new()
@@ -190,14 +190,14 @@ fn a_file_that_is_refused_leaves_the_rules_as_they_are() {
 }
 
 #[test]
-fn downloads_and_websockets_end_with_their_rule() {
+fn downloads_and_websockets_end_when_their_rule_is_revoked() {
     if !may_enter() {
         return;
     }
     let fixture = TrafficFixture::new();
     let latch = Latch::new();
     let held = latch.clone();
-    let answer = move |asked: &testkit::origin::OriginRequest| match asked.path() {
+    let answer = move |request: &testkit::origin::OriginRequest| match request.path() {
         "/ws" => OriginReply::echo("websocket"),
         "/slow" => OriginReply::text("begun").paused(&held),
         "/late" => OriginReply::text("late").held(&held),
@@ -237,7 +237,7 @@ fn downloads_and_websockets_end_with_their_rule() {
     wait::until("the upstream to be asked", || {
         web.requests()
             .iter()
-            .any(|asked| asked.path() == "/late")
+            .any(|request| request.path() == "/late")
             .then_some(())
     });
     let mut ends = [open("goes.example", "/ws"), open("goes.example", "/slow")];
@@ -245,9 +245,9 @@ fn downloads_and_websockets_end_with_their_rule() {
     let mut download = open("stays.example", "/slow");
     fixture.reload(&stays);
     for stream in &mut ends {
-        assert!(inside::ends(stream, SOON));
+        assert!(inside::ends(stream, CLOSE_TIMEOUT));
     }
-    assert!(inside::ends(&mut fast, SOON), "it always has more");
+    assert!(inside::ends(&mut fast, CLOSE_TIMEOUT), "it always has more");
     refusal(
         &http::read_response(&mut waiting).unwrap(),
         403,
@@ -260,7 +260,7 @@ fn downloads_and_websockets_end_with_their_rule() {
 }
 
 #[test]
-fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
+fn request_buffered_over_a_revoking_reload_is_not_forwarded() {
     if !may_enter() {
         return;
     }
@@ -317,7 +317,7 @@ fn a_request_whose_body_was_held_back_over_a_reload_does_not_leave() {
 }
 
 #[test]
-fn what_a_deleted_sandbox_had_under_way_ends() {
+fn requests_in_flight_end_when_their_sandbox_is_deleted() {
     if !may_enter() {
         return;
     }
@@ -356,7 +356,7 @@ fn what_a_deleted_sandbox_had_under_way_ends() {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        assert!(inside::ends(&mut *stream, SOON));
+        assert!(inside::ends(&mut *stream, CLOSE_TIMEOUT));
     }
     wait::until("the upstream to be left", || {
         (web.open() == 0).then_some(())

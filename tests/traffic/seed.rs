@@ -18,8 +18,8 @@ const API: &str = "https://api.example/v1/messages";
 
 fn with_api(rules: impl FnOnce(Rules) -> Rules, check: impl FnOnce(&OriginServer, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
-    let api = fixture.https(&["api.example"], |asked| {
-        OriginReply::text(asked.path().to_owned())
+    let api = fixture.https(&["api.example"], |request| {
+        OriginReply::text(request.path().to_owned())
     });
     let given = Rules::new()
         .allow("api.example")
@@ -92,8 +92,8 @@ fn with_names(check: impl FnOnce(&Resolver, &Agent<'_>)) {
 fn seed_003_line_08_listed_name_is_resolved() {
     with_names(|_, agent| {
         for flags in ["", "+tcp", "+noedns"] {
-            let said = agent.stdout_of(&format!("dig +short {flags} @192.0.0.1 api.example"));
-            assert_eq!(said, "203.0.113.7", "{flags}");
+            let printed = agent.stdout_of(&format!("dig +short {flags} @192.0.0.1 api.example"));
+            assert_eq!(printed, "203.0.113.7", "{flags}");
         }
         // The gate answers for every resolver address.
         assert_eq!(
@@ -108,13 +108,13 @@ fn seed_003_line_09_other_name_does_not_exist() {
     with_names(|upstream, agent| {
         for name in ["evil.example", "deep.evil.example", "x.api.example"] {
             for flags in ["", "+tcp"] {
-                let said = agent.stdout_of(&format!("dig {flags} @192.0.0.1 {name}"));
-                assert!(said.contains("status: NXDOMAIN"), "{name}: {said}");
-                assert!(!said.contains("203.0.113"), "{name}: {said}");
+                let printed = agent.stdout_of(&format!("dig {flags} @192.0.0.1 {name}"));
+                assert!(printed.contains("status: NXDOMAIN"), "{name}: {printed}");
+                assert!(!printed.contains("203.0.113"), "{name}: {printed}");
             }
         }
-        let asked = upstream.queries();
-        assert!(asked.is_empty(), "{asked:?}");
+        let dns_queries = upstream.queries();
+        assert!(dns_queries.is_empty(), "{dns_queries:?}");
         let denied = || {
             let records = agent.fixture.records();
             let mut records = records.iter();
@@ -350,10 +350,10 @@ fn seed_003_line_13_own_refusals_never_count() {
 #[test]
 fn seed_003_line_13_unreachable_upstream_counts_as_failure() {
     let fixture = TrafficFixture::new();
-    let nobody = Port::take();
+    let unused_port = Port::take();
     let rules = Rules::new()
         .allow("api.example")
-        .at("api.example", nobody.address())
+        .at("api.example", unused_port.address())
         .policy("circuit_breakers:\n  defaults: {failure_threshold: 2, recovery_timeout: 60s, success_threshold: 1}\n");
     fixture.write(&rules);
     let agent = fixture.create("fix");
@@ -499,6 +499,6 @@ fn seed_003_run_sets_the_push_limit_of_a_repository() {
     assert!(same.status.success(), "{}", describe(&same));
     let other = run("acme/app");
     assert_eq!(other.status.code(), Some(4), "{}", describe(&other));
-    let said = output::stderr(&other);
-    assert!(said.contains("it may speak to acme/app:500MiB"), "{said}");
+    let printed = output::stderr(&other);
+    assert!(printed.contains("it may use acme/app:500MiB"), "{printed}");
 }

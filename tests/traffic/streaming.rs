@@ -14,19 +14,19 @@ use testkit::wait;
 use crate::traffic_fixture::{Agent, Rules, TrafficFixture, exchange, get, may_enter, refusal};
 
 /// Memory growth limit of the gate while it streams any amount of data.
-const ROOM_KIB: u64 = 64 * 1024;
+const MAX_GROWTH_KIB: u64 = 64 * 1024;
 
-/// Amount of data: `PALISADE_BIG` sets more, in MiB.
+/// Number of bytes to transfer: `PALISADE_BIG` sets it, in MiB.
 fn amount() -> u64 {
-    let asked = std::env::var("PALISADE_BIG");
-    let mib = asked.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
+    let setting = std::env::var("PALISADE_BIG");
+    let mib = setting.map_or(256, |text| text.parse().expect("PALISADE_BIG in MiB"));
     mib * 1024 * 1024
 }
 
-fn answer(asked: &OriginRequest) -> OriginReply {
-    match asked.path() {
+fn answer(request: &OriginRequest) -> OriginReply {
+    match request.path() {
         "/large" => OriginReply::large(amount()),
-        "/length" => OriginReply::text(asked.length.to_string()),
+        "/length" => OriginReply::text(request.length.to_string()),
         "/trailers" => OriginReply::text("body").trailer("x-checksum", "42"),
         "/nothing" => OriginReply::status(204),
         "/same" => OriginReply::status(304).header("etag", "\"1\""),
@@ -40,14 +40,14 @@ fn answer(asked: &OriginRequest) -> OriginReply {
     }
 }
 
-struct Net {
+struct StreamingOrigins {
     api: OriginServer,
     web: OriginServer,
 }
 
-fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
+fn with_agent(check: impl FnOnce(&StreamingOrigins, &Agent<'_>)) {
     let fixture = TrafficFixture::new();
-    let net = Net {
+    let net = StreamingOrigins {
         api: fixture.https(&["api.example"], answer),
         web: OriginServer::http(answer),
     };
@@ -62,45 +62,45 @@ fn with_agent(check: impl FnOnce(&Net, &Agent<'_>)) {
 }
 
 #[test]
-fn a_large_download_takes_no_memory() {
+fn large_download_uses_bounded_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.fixture.most_memory();
+        let before = agent.fixture.peak_memory();
         let url = "https://api.example/large";
         let size = agent.stdout_of(&format!(
             "curl -sS --http2 -o /dev/null -w '%{{size_download}}' {url}"
         ));
         assert_eq!(size, amount().to_string());
-        let grown = agent.fixture.most_memory() - before;
+        let grown = agent.fixture.peak_memory() - before;
         println!("{grown} KiB");
-        assert!(grown < ROOM_KIB, "{grown} KiB");
+        assert!(grown < MAX_GROWTH_KIB, "{grown} KiB");
     });
 }
 
 #[test]
-fn a_large_upload_takes_no_memory() {
+fn large_upload_uses_bounded_memory() {
     with_agent(|_, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.fixture.most_memory();
+        let before = agent.fixture.peak_memory();
         let (amount, url) = (amount(), "https://api.example/length");
         let got = agent.stdout_of(&format!(
             "head -c {amount} /dev/zero | curl -sS --http1.1 -T - {url}"
         ));
         assert_eq!(got, amount.to_string());
-        let grown = agent.fixture.most_memory() - before;
+        let grown = agent.fixture.peak_memory() - before;
         println!("{grown} KiB");
-        assert!(grown < ROOM_KIB, "{grown} KiB");
+        assert!(grown < MAX_GROWTH_KIB, "{grown} KiB");
     });
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read_for() {
+fn slow_reading_client_stops_reads_from_the_upstream() {
     if !may_enter() {
         return;
     }
     with_agent(|net, agent| {
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let before = agent.fixture.most_memory();
+        let before = agent.fixture.peak_memory();
         let inside = agent.inside();
         // Many at once, and no client reads its response.
         let mut held: Vec<TcpStream> = (0..40).map(|_| inside.port(80)).collect();
@@ -110,12 +110,12 @@ fn a_client_that_does_not_read_is_not_read_for() {
                 .unwrap();
             stream.read_exact(&mut [0; 1024]).unwrap();
         }
-        wait::until("the upstream to hear all of them", || {
+        wait::until("the upstream to receive all of them", || {
             (net.web.requests().len() >= 40).then_some(())
         });
         assert_eq!(agent.curl("https://api.example/").status, 200);
-        let grown = agent.fixture.most_memory() - before;
-        assert!(grown < ROOM_KIB, "{grown} KiB");
+        let grown = agent.fixture.peak_memory() - before;
+        assert!(grown < MAX_GROWTH_KIB, "{grown} KiB");
     });
 }
 
@@ -152,7 +152,7 @@ fn speak_websocket(mut stream: impl Read + Write, host: &str) {
 }
 
 #[test]
-fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
+fn websockets_work_on_80_443_and_through_the_proxy() {
     if !may_enter() {
         return;
     }
@@ -191,7 +191,7 @@ fn websockets_speak_both_ways_on_80_on_443_and_through_the_proxy() {
 }
 
 #[test]
-fn websockets_speak_over_http2_with_a_client_that_asks_so() {
+fn websockets_work_over_http2() {
     with_agent(|net, agent| {
         // RFC 8441: an extended CONNECT, once the gate has announced the setting.
         let program = r#"
@@ -221,11 +221,19 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
         "#;
         agent.stdout_of(&format!("cat >~/ws.js <<'EOF'\n{program}\nEOF\n"));
         assert_eq!(agent.stdout_of("node ~/ws.js api.example /ws"), "200\nback");
-        let asked = net.api.requests();
-        assert_eq!(asked.len(), 1, "{asked:?}");
-        assert_eq!(asked[0].version, ::http::Version::HTTP_11, "{asked:?}");
-        assert_eq!(asked[0].header("upgrade"), Some("websocket"), "{asked:?}");
-        assert_eq!(asked[0].header("sec-websocket-extensions"), None);
+        let requests = net.api.requests();
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        assert_eq!(
+            requests[0].version,
+            ::http::Version::HTTP_11,
+            "{requests:?}"
+        );
+        assert_eq!(
+            requests[0].header("upgrade"),
+            Some("websocket"),
+            "{requests:?}"
+        );
+        assert_eq!(requests[0].header("sec-websocket-extensions"), None);
         wait::until("a record of it", || {
             let records = agent.fixture.records();
             let mut records = records.iter();
@@ -234,10 +242,10 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
                 .then_some(())
         });
         // It is decided as any request, and a refusal can be read.
-        let said = agent.stdout_of("node ~/ws.js evil.example /ws");
+        let printed = agent.stdout_of("node ~/ws.js evil.example /ws");
         assert!(
-            said.starts_with("403\n") && said.contains("\"host_denied\""),
-            "{said}"
+            printed.starts_with("403\n") && printed.contains("\"host_denied\""),
+            "{printed}"
         );
         // A server that does not switch has not agreed, whatever the status.
         assert_eq!(agent.stdout_of("node ~/ws.js api.example /"), "502\nhello");
@@ -245,7 +253,7 @@ fn websockets_speak_over_http2_with_a_client_that_asks_so() {
 }
 
 #[test]
-fn a_websocket_to_a_denied_host_is_refused_like_any_request() {
+fn websocket_to_a_denied_host_is_refused() {
     if !may_enter() {
         return;
     }
@@ -285,7 +293,7 @@ fn events() -> (OriginServer, mpsc::Sender<&'static str>) {
 }
 
 #[test]
-fn events_arrive_one_by_one() {
+fn server_sent_events_are_forwarded_immediately() {
     if !may_enter() {
         return;
     }
@@ -317,7 +325,7 @@ fn events_arrive_one_by_one() {
 }
 
 /// Lifetime of the streams: seconds, or the value of `just traffic-long`.
-fn long() -> Duration {
+fn stream_lifetime() -> Duration {
     let seconds = std::env::var("PALISADE_QUIET").map_or(5, |text| text.parse().unwrap());
     Duration::from_secs(seconds)
 }
@@ -338,13 +346,13 @@ fn pauses(whole: Duration) -> Vec<Duration> {
 }
 
 /// Waits without traffic.
-fn be_quiet(pause: Duration) {
+fn stay_silent(pause: Duration) {
     let (_never, wait) = mpsc::channel::<()>();
     assert!(wait.recv_timeout(pause).is_err());
 }
 
 #[test]
-fn a_stream_that_is_mostly_quiet_goes_on() {
+fn mostly_silent_stream_stays_open() {
     if !may_enter() {
         return;
     }
@@ -357,24 +365,24 @@ fn a_stream_that_is_mostly_quiet_goes_on() {
         .egress("timeouts: {connect: 2s, header: 2s, response: 2s}");
     fixture.write(&rules);
     let agent = fixture.create("fix");
-    let pauses = pauses(long());
+    let pauses = pauses(stream_lifetime());
     let expected = vec!["data: one"; pauses.len()].join("\n\n") + "\n\ndata: last";
     let begun = Instant::now();
     let sender = thread::spawn(move || {
         for pause in pauses {
             tell.send("one").unwrap();
-            be_quiet(pause);
+            stay_silent(pause);
         }
         tell.send("last").unwrap();
     });
     let got = agent.stdout_of("curl -sSN --max-time 3600 http://web.example/events");
     assert_eq!(got, expected);
-    assert!(begun.elapsed() >= long());
+    assert!(begun.elapsed() >= stream_lifetime());
     sender.join().unwrap();
 }
 
 #[test]
-fn a_websocket_that_is_mostly_quiet_goes_on() {
+fn mostly_silent_websocket_stays_open() {
     if !may_enter() {
         return;
     }
@@ -384,8 +392,8 @@ fn a_websocket_that_is_mostly_quiet_goes_on() {
         let opening = OPENING.replace("HOST", "web.example");
         stream.write_all(opening.as_bytes()).unwrap();
         assert_eq!(http::read_head(&mut stream).unwrap().status, 101);
-        for pause in pauses(long()) {
-            be_quiet(pause);
+        for pause in pauses(stream_lifetime()) {
+            stay_silent(pause);
             stream.write_all(&HELLO).unwrap();
             let mut back = [0; HELLO.len()];
             stream.read_exact(&mut back).unwrap();
@@ -419,7 +427,7 @@ fn trailers_pass_in_both_directions() {
 }
 
 #[test]
-fn answers_without_a_body_leave_the_connection_in_step() {
+fn responses_without_a_body_keep_the_connection_usable() {
     if !may_enter() {
         return;
     }
@@ -459,14 +467,17 @@ fn answers_without_a_body_leave_the_connection_in_step() {
 }
 
 #[test]
-fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
+fn client_that_waits_for_100_continue_receives_it() {
     with_agent(|net, agent| {
         let begun = Instant::now();
         let got = agent.curl(
             "--http1.1 -H 'Expect: 100-continue' --expect100-timeout 20 -d hello https://api.example/length",
         );
         assert_eq!(got.body, "5");
-        assert!(begun.elapsed() < Duration::from_secs(15), "it was not told");
+        assert!(
+            begun.elapsed() < Duration::from_secs(15),
+            "no 100 Continue arrived"
+        );
         assert_eq!(net.api.requests().len(), 1);
         // Over HTTP/2 the library has no interim responses, and a client continues by itself (RFC
         // 9110, 10.1.1).
@@ -481,7 +492,7 @@ fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
 }
 
 #[test]
-fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
+fn refused_request_gets_no_100_continue() {
     if !may_enter() {
         return;
     }
@@ -511,7 +522,7 @@ fn a_client_that_waits_for_100_continue_keeps_its_body_when_it_is_refused() {
 }
 
 #[test]
-fn a_client_of_http_1_0_is_answered_and_let_go() {
+fn http_1_0_client_is_answered_and_disconnected() {
     if !may_enter() {
         return;
     }
@@ -537,7 +548,7 @@ fn a_client_of_http_1_0_is_answered_and_let_go() {
 }
 
 #[test]
-fn compressed_bodies_pass_as_they_are() {
+fn compressed_bodies_pass_unchanged() {
     with_agent(|net, agent| {
         let got = agent.stdout_of("curl -sS https://api.example/zstd | od -An -tx1 | tr -d ' \\n'");
         assert_eq!(got, "28b52ffd240529000068656c6c6f42");
@@ -552,7 +563,7 @@ fn compressed_bodies_pass_as_they_are() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_does_not_look_whole() {
+fn truncated_upstream_response_is_an_error_for_the_client() {
     with_agent(|_, agent| {
         for flags in ["--http1.1", "--http2"] {
             let output = agent.bash(&format!("curl -sS {flags} https://api.example/cut"));
@@ -568,7 +579,7 @@ fn an_answer_that_breaks_off_does_not_look_whole() {
 }
 
 #[test]
-fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
+fn small_requests_on_a_reused_connection_are_not_delayed() {
     if !may_enter() {
         return;
     }
@@ -605,13 +616,13 @@ fn small_requests_on_a_kept_connection_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn an_upload_reaches_the_upstream_before_it_ends() {
+fn upload_is_streamed_to_the_upstream() {
     if !may_enter() {
         return;
     }
     let fixture = TrafficFixture::new();
-    let (heard, hear) = mpsc::channel();
-    let heard = std::sync::Mutex::new(heard);
+    let (sender, receiver) = mpsc::channel();
+    let sender = std::sync::Mutex::new(sender);
     let origin = OriginServer::raw(move |mut stream, _| {
         let mut seen = Vec::new();
         let mut buffer = [0; 4096];
@@ -623,7 +634,7 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
                 return;
             }
             seen.extend_from_slice(&buffer[..n]);
-            heard.lock().unwrap().send(seen.clone()).unwrap();
+            sender.lock().unwrap().send(seen.clone()).unwrap();
         }
         stream
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
@@ -638,6 +649,6 @@ fn an_upload_reaches_the_upstream_before_it_ends() {
     let mut stream = agent.inside().port(80);
     stream.write_all(b"POST / HTTP/1.1\r\nHost: web.example\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n").unwrap();
     let limit = wait::LIMIT;
-    while !String::from_utf8_lossy(&hear.recv_timeout(limit).unwrap()).contains("first") {}
+    while !String::from_utf8_lossy(&receiver.recv_timeout(limit).unwrap()).contains("first") {}
     assert_eq!(exchange(&mut stream, "0\r\n\r\n").text(), "ok");
 }

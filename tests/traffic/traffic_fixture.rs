@@ -105,7 +105,7 @@ impl TrafficFixture {
         self.ok(&["config", "reload"]);
     }
 
-    /// `palisade` as it is typed.
+    /// A `palisade` command in the gate directory.
     pub(crate) fn palisade(&self, args: &[&str]) -> Command {
         let mut command = self.gate_dir.palisade(args);
         command.current_dir(self.gate_dir.path());
@@ -163,7 +163,7 @@ impl TrafficFixture {
     }
 
     /// The gate's peak memory, in KiB.
-    pub(crate) fn most_memory(&self) -> u64 {
+    pub(crate) fn peak_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.gate())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let kib = line.unwrap().trim().trim_end_matches(" kB");
@@ -247,11 +247,11 @@ impl Agent<'_> {
     }
 
     /// Runs curl inside, which must get a response.
-    pub(crate) fn curl(&self, args: &str) -> Got {
+    pub(crate) fn curl(&self, args: &str) -> CurlResponse {
         let line = format!("curl -sS --max-time 25 -w '\\n%{{http_code}}' {args}");
-        let said = self.stdout_of(&line);
-        let (body, status) = said.rsplit_once('\n').unwrap_or(("", &said));
-        Got {
+        let printed = self.stdout_of(&line);
+        let (body, status) = printed.rsplit_once('\n').unwrap_or(("", &printed));
+        CurlResponse {
             status: status.parse().unwrap(),
             body: body.to_owned(),
         }
@@ -270,12 +270,12 @@ const TRUSTING: &str = "export CURL_CA_BUNDLE=$HOME/gate.pem SSL_CERT_FILE=$HOME
 
 /// The response of curl.
 #[derive(Debug)]
-pub(crate) struct Got {
+pub(crate) struct CurlResponse {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
 
-impl Got {
+impl CurlResponse {
     /// The body as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {

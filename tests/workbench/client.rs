@@ -34,9 +34,9 @@ fn client(server: &Server) -> WorkbenchClient {
     WorkbenchClient::new(address(server), Duration::from_secs(10), None).unwrap()
 }
 
-fn command(words: impl Into<String>) -> BashRequest {
+fn command(args: impl Into<String>) -> BashRequest {
     BashRequest {
-        command: words.into(),
+        command: args.into(),
         timeout_seconds: None,
     }
 }
@@ -102,7 +102,7 @@ async fn every_tool_can_be_called() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
+async fn command_output_is_streamed_and_dropping_it_kills_it() {
     let server = Server::start(SocketKind::Unix);
     let client = client(&server);
     let mut output = client
@@ -125,7 +125,7 @@ async fn a_command_is_heard_as_it_speaks_and_ends_when_it_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_said_after_the_time_that_was_given() {
+async fn missing_server_is_reported_after_the_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let begun = Instant::now();
@@ -148,7 +148,7 @@ async fn nobody_there_is_said_after_the_time_that_was_given() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_not_accepted_is_said_at_once() {
+async fn refused_token_is_reported_immediately() {
     let server = Server::start_with(SocketKind::Unix, &[], |command| {
         command
             .env("SIDECAR_AUTH_TOKEN", "right")
@@ -170,11 +170,11 @@ async fn a_token_that_is_not_accepted_is_said_at_once() {
 
 /// A server that is healthy first, and whose accept queue is full afterwards: connections are
 /// neither accepted nor refused.
-async fn is_well_and_then_hangs(listener: TcpListener) {
+async fn answer_health_then_hang(listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     let (mut first, _) = listener.accept().await.unwrap();
-    let mut asked = [0; 1024];
-    assert!(first.read(&mut asked).await.unwrap() > 0);
+    let mut requested = [0; 1024];
+    assert!(first.read(&mut requested).await.unwrap() > 0);
     let mut queue = Vec::new();
     // The first connection that waits shows that the queue is full.
     while let Ok(stream) =
@@ -188,12 +188,12 @@ async fn is_well_and_then_hangs(listener: TcpListener) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_never_answers_is_not_waited_for_much_longer_than_was_said() {
+async fn unresponsive_port_times_out() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let hanging = tokio::spawn(is_well_and_then_hangs(listener));
+    let hanging = tokio::spawn(answer_health_then_hang(listener));
     let at = WorkbenchAddress::Tcp("127.0.0.1".to_owned(), port);
     let client = WorkbenchClient::new(at, Duration::from_millis(500), None).unwrap();
     // Without our timeout the kernel's is two minutes.
@@ -207,17 +207,17 @@ async fn a_port_that_never_answers_is_not_waited_for_much_longer_than_was_said()
 }
 
 fn start_at(root: &Path, socket: &Path) -> Server {
-    let words = [
+    let args = [
         "--socket-path",
         socket.to_str().unwrap(),
         "--workspace-root",
         root.to_str().unwrap(),
     ];
-    Server::start_with(SocketKind::Unix, &words, |_| {})
+    Server::start_with(SocketKind::Unix, &args, |_| {})
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_go_on_when_the_workbench_comes_back_and_none_is_made_twice() {
+async fn calls_continue_after_a_workbench_restart_and_run_once() {
     const CALLERS: u32 = 4;
     const RESTARTS: u32 = 12;
     let dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();

@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use testkit::http::read_response;
 use testkit::wait;
 
-use crate::processes::{marked, wait_for, wait_for_nobody};
-use crate::server::{BOTH, Line, Server, SocketKind, lines};
+use crate::processes::{marked, wait_for, wait_for_none};
+use crate::server::{BOTH, ByteStream, Server, SocketKind, lines};
 
 /// Ignores TERM, and leaves processes in sessions of their own, one of them by a double fork.
 const STUBBORN: &str = "trap '' TERM; setsid sleep 2001 & (setsid sleep 2002 &) ; sleep 2003; true";
 
 fn wait_for_all(server: &Server) {
-    for words in ["sleep 2001", "sleep 2002", "sleep 2003"] {
-        wait_for(&server.mark, words);
+    for args in ["sleep 2001", "sleep 2002", "sleep 2003"] {
+        wait_for(&server.mark, args);
     }
 }
 
@@ -37,7 +37,7 @@ fn wait_for_only(server: &Server) {
 }
 
 #[test]
-fn a_time_out_ends_everything_the_command_started() {
+fn timeout_kills_every_process_of_the_command() {
     for kind in BOTH {
         let server = Server::start(kind);
         let body = json!({ "command": format!("echo begun; {STUBBORN}"), "timeoutSeconds": 5 });
@@ -50,7 +50,7 @@ fn a_time_out_ends_everything_the_command_started() {
 }
 
 #[test]
-fn a_client_that_hangs_up_ends_everything_the_command_started() {
+fn client_disconnect_kills_every_process_of_the_command() {
     for kind in BOTH {
         let server = Server::start(kind);
         let stream = server.bash(&json!({ "command": STUBBORN }));
@@ -61,7 +61,7 @@ fn a_client_that_hangs_up_ends_everything_the_command_started() {
 }
 
 #[test]
-fn a_client_that_hangs_up_without_having_read_ends_it_too() {
+fn disconnect_of_a_client_that_never_read_kills_the_command() {
     let server = Server::start(SocketKind::Unix);
     // The pipe is full long before.
     let stream = server.bash(&json!({ "command": "setsid yes & sleep 2004" }));
@@ -72,7 +72,7 @@ fn a_client_that_hangs_up_without_having_read_ends_it_too() {
 }
 
 #[test]
-fn a_server_that_stops_or_is_killed_leaves_nothing() {
+fn stopped_or_killed_server_leaves_no_process() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let mut server = Server::start(SocketKind::Unix);
         let mut stream = server.bash(&json!({ "command": STUBBORN }));
@@ -85,26 +85,26 @@ fn a_server_that_stops_or_is_killed_leaves_nothing() {
             let error = json!({ "type": "error", "message": "the workbench was stopped" });
             assert_eq!(lines(&answer), [error]);
         }
-        wait_for_nobody(&server.mark);
+        wait_for_none(&server.mark);
     }
 }
 
 #[test]
-fn what_a_command_left_in_the_background_stays_and_is_not_waited_for() {
+fn background_process_stays_and_does_not_delay_the_command() {
     let server = Server::start(SocketKind::Unix);
     let begun = Instant::now();
     // The background process holds the output open.
     let body = json!({ "command": "sleep 2005 & echo started" });
     let answer = server.post("bash", body.to_string().as_bytes());
     assert!(begun.elapsed() < Duration::from_secs(30));
-    let said = lines(&answer);
-    assert_eq!(said[0]["data"], "started\n");
-    assert_eq!(said[1], json!({ "type": "done", "exitCode": 0 }));
+    let reply = lines(&answer);
+    assert_eq!(reply[0]["data"], "started\n");
+    assert_eq!(reply[1], json!({ "type": "done", "exitCode": 0 }));
     wait_for(&server.mark, "sleep 2005");
 }
 
 #[test]
-fn output_comes_while_the_command_runs() {
+fn output_is_streamed_while_the_command_runs() {
     for kind in BOTH {
         let server = Server::start(kind);
         let fifo = server.root().join("go");
@@ -124,7 +124,7 @@ fn output_comes_while_the_command_runs() {
 }
 
 #[test]
-fn every_byte_survives() {
+fn output_bytes_are_lossless() {
     for kind in BOTH {
         let server = Server::start(kind);
         let all: Vec<u8> = (0..=255).cycle().take(300_000).collect();
@@ -156,7 +156,7 @@ fn memory(pid: u32) -> u64 {
 }
 
 /// Reads a command's response to its end without storing it: its length, and its last bytes.
-fn swallow(mut stream: Box<dyn Line>, mut look: impl FnMut()) -> (u64, String) {
+fn drain(mut stream: Box<dyn ByteStream>, mut look: impl FnMut()) -> (u64, String) {
     let mut buffer = vec![0; 256 * 1024];
     let (mut total, mut last) = (0, Vec::new());
     loop {
@@ -172,14 +172,14 @@ fn swallow(mut stream: Box<dyn Line>, mut look: impl FnMut()) -> (u64, String) {
 }
 
 #[test]
-fn much_output_takes_little_memory() {
+fn large_output_uses_bounded_memory() {
     let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let mut most = before;
     let mib = std::env::var("PALISADE_OUTPUT_MIB").map_or(96, |text| text.parse().unwrap());
     let command = format!("head -c {mib}M /dev/zero | tr '\\0' x");
     let stream = server.bash(&json!({ "command": command }));
-    let (total, last) = swallow(stream, || most = most.max(memory(server.child.id())));
+    let (total, last) = drain(stream, || most = most.max(memory(server.child.id())));
     assert!(total > mib << 20, "{total}");
     assert!(
         last.contains("{\"type\":\"done\",\"exitCode\":0}"),
@@ -191,7 +191,7 @@ fn much_output_takes_little_memory() {
 }
 
 #[test]
-fn a_command_waits_for_a_client_that_does_not_read() {
+fn command_blocks_while_its_client_does_not_read() {
     let server = Server::start(SocketKind::Unix);
     let before = memory(server.child.id());
     let command = "yes | tee >(wc -c > count) | head -c 64000000 >&2; touch finished";
@@ -213,13 +213,13 @@ fn a_command_waits_for_a_client_that_does_not_read() {
     });
     assert!(!server.root().join("finished").exists());
     assert!(memory(server.child.id()).saturating_sub(before) <= 16 << 20);
-    let (total, _) = swallow(stream, || {});
+    let (total, _) = drain(stream, || {});
     assert!(total > 64_000_000);
     assert!(server.root().join("finished").exists());
 }
 
 #[test]
-fn many_commands_at_once_each_have_their_own_words() {
+fn concurrent_commands_get_their_own_output() {
     let server = Server::start(SocketKind::Unix);
     std::thread::scope(|scope| {
         for number in 0..24 {
@@ -227,11 +227,11 @@ fn many_commands_at_once_each_have_their_own_words() {
             scope.spawn(move || {
                 let body = json!({ "command": format!("for i in 1 2 3; do echo {number}; done") });
                 let answer = server.post("bash", body.to_string().as_bytes());
-                let said: String = lines(&answer)
+                let reply: String = lines(&answer)
                     .iter()
                     .filter_map(|line: &Value| line["data"].as_str().map(str::to_owned))
                     .collect();
-                assert_eq!(said, format!("{number}\n").repeat(3));
+                assert_eq!(reply, format!("{number}\n").repeat(3));
             });
         }
     });
@@ -239,21 +239,21 @@ fn many_commands_at_once_each_have_their_own_words() {
 }
 
 #[test]
-fn the_first_process_of_a_container_takes_in_its_orphans() {
+fn workbench_as_process_1_reaps_orphans() {
     if !testkit::require_root("a process namespace") {
         return;
     }
     let server =
         Server::start_below(&["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    let said = |command: &str| {
+    let printed = |command: &str| {
         let body = json!({ "command": command }).to_string();
         let lines = lines(&server.post("bash", body.as_bytes()));
         let data = lines.iter().filter_map(|line| line["data"].as_str());
         data.collect::<String>()
     };
-    assert_eq!(said("cut -d' ' -f4 /proc/$PPID/stat"), "1\n");
-    said("for i in 1 2 3; do (sleep 0.1 >/dev/null 2>&1 &); done");
+    assert_eq!(printed("cut -d' ' -f4 /proc/$PPID/stat"), "1\n");
+    printed("for i in 1 2 3; do (sleep 0.1 >/dev/null 2>&1 &); done");
     // Sleeping or dead, they are in the process table until their parent reaps them.
     let left = "cat /proc/[0-9]*/stat 2>/dev/null | grep -c '(sleep)'; true";
-    wait::until("no orphan", || (said(left) == "0\n").then_some(()));
+    wait::until("no orphan", || (printed(left) == "0\n").then_some(()));
 }

@@ -15,8 +15,8 @@ use testkit::wait;
 use crate::PALISADE;
 use crate::server::{Server, ServerAddress, SocketKind};
 
-/// A day. A faster report did not wait: no test takes so long.
-const LONG_MS: u64 = 86_400_000;
+/// A timeout that no test reaches: an error that arrives was reported without waiting.
+const ONE_DAY_MS: u64 = 86_400_000;
 
 /// An entry of `sandbox.remote` for a workbench.
 fn entry(name: &str, server: &Server) -> Value {
@@ -35,9 +35,9 @@ fn configure(gate_dir: &GateDir, remote: &Value) {
     gate_dir.write_config(&format!("version: \"1.0\"\nsandbox: {sandbox}\n"));
 }
 
-fn ok(gate_dir: &GateDir, words: &[&str]) -> String {
-    let output = gate_dir.run(words);
-    assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+fn ok(gate_dir: &GateDir, args: &[&str]) -> String {
+    let output = gate_dir.run(args);
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     stdout(&output)
 }
 
@@ -133,8 +133,8 @@ fn seed_001_sessions_read_each_others_files_and_are_logged() {
         ("session-of-cleo", "/ls"),
     ] {
         wait::until("the session in the log", || {
-            let said = std::fs::read_to_string(&log).unwrap();
-            let mut lines = said.lines();
+            let log_text = std::fs::read_to_string(&log).unwrap();
+            let mut lines = log_text.lines();
             lines
                 .any(|line| line.contains(session) && line.contains(path))
                 .then_some(())
@@ -191,13 +191,16 @@ fn seed_001_path_that_is_no_socket_is_named_at_once() {
     ] {
         configure(
             &gate_dir,
-            &json!({"socket_path": path, "wait_for_ready_ms": LONG_MS}),
+            &json!({"socket_path": path, "wait_for_ready_ms": ONE_DAY_MS}),
         );
         let gate = gate_dir.start();
-        let told = stderr(&refused(&gate_dir));
+        let printed = stderr(&refused(&gate_dir));
         let address = format!("cannot connect to unix:{}", path.display());
-        assert!(told.contains(&address) && told.contains(what), "{told}");
-        assert!(told.contains("SOCKET_PATH"), "{told}");
+        assert!(
+            printed.contains(&address) && printed.contains(what),
+            "{printed}"
+        );
+        assert!(printed.contains("SOCKET_PATH"), "{printed}");
         let table = ok(&gate_dir, &["list"]);
         assert!(table.contains(what), "{table}");
         gate.kill();
@@ -216,7 +219,7 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     };
     configure(
         &gate_dir,
-        &json!({"socket_path": socket, "wait_for_ready_ms": LONG_MS}),
+        &json!({"socket_path": socket, "wait_for_ready_ms": ONE_DAY_MS}),
     );
     let _gate = gate_dir.start();
     let open = |path: &Path, mode: u32| {
@@ -224,27 +227,27 @@ fn seed_001_refused_permission_is_named_at_once_with_the_fix() {
     };
     let directory = server.outside();
     open(directory, 0o700);
-    let told = stderr(&refused(&gate_dir));
+    let printed = stderr(&refused(&gate_dir));
     let sentence = format!(
         "cannot connect to unix:{}: permission denied: uid 65534 may not enter the directory {}",
         socket.display(),
         directory.display()
     );
-    assert!(told.contains(&sentence), "{told}");
+    assert!(printed.contains(&sentence), "{printed}");
 
     open(directory, 0o755);
     open(socket.parent().unwrap(), 0o755);
-    let told = stderr(&refused(&gate_dir));
+    let printed = stderr(&refused(&gate_dir));
     let sentence = "permission denied: uid 65534 may not write to the socket, which belongs to \
                     uid 0 and has mode 600";
-    assert!(told.contains(sentence), "{told}");
-    assert!(told.contains("--socket-mode 666"), "{told}");
+    assert!(printed.contains(sentence), "{printed}");
+    assert!(printed.contains("--socket-mode 666"), "{printed}");
     open(socket, 0o666);
     ok(&gate_dir, &["exec", "remote", "--", "true"]);
 }
 
 #[test]
-fn seed_001_server_without_room_for_its_socket_names_directory_and_uid() {
+fn seed_001_refused_socket_directory_is_named_with_uid() {
     if !testkit::require_root("being two users") {
         return;
     }
@@ -256,21 +259,21 @@ fn seed_001_server_without_room_for_its_socket_names_directory_and_uid() {
     for name in ["w.sock", "run/w.sock"] {
         let socket = owned.path().join(name);
         let socket = socket.to_str().unwrap();
-        let words = [
+        let args = [
             "workbench",
             "--socket-path",
             socket,
             "--workspace-root",
             root,
         ];
-        let output = gate_dir.run(&words);
-        let told = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{told}");
+        let output = gate_dir.run(&args);
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{printed}");
         let sentence = format!(
             "cannot create the socket {socket}: Permission denied (os error 13); uid 65534 must \
              be able to create files in {} (owner uid 0, mode 755)",
             owned.path().display()
         );
-        assert!(told.contains(&sentence), "{told}");
+        assert!(printed.contains(&sentence), "{printed}");
     }
 }

@@ -40,7 +40,7 @@ fn assert_untouched(server: &Server) {
 }
 
 #[test]
-fn names_and_links_do_not_lead_out() {
+fn paths_and_links_out_of_the_workspace_are_refused() {
     for kind in BOTH {
         let server = with_secret(kind);
         let root = server.root();
@@ -91,7 +91,7 @@ fn names_and_links_do_not_lead_out() {
 }
 
 #[test]
-fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
+fn link_swapped_in_during_a_call_is_not_followed() {
     let server = with_secret(SocketKind::Unix);
     let root = server.root();
     std::fs::create_dir(root.join("there")).unwrap();
@@ -110,8 +110,8 @@ fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
         for round in 0..300 {
             for (tool, body) in each_tool("there/secret").into_iter().take(3) {
                 let (status, answer) = server.call(tool, &body);
-                let said = answer.to_string();
-                assert!(!said.contains("\"content\":\"secret\""), "{said}");
+                let reply = answer.to_string();
+                assert!(!reply.contains("\"content\":\"secret\""), "{reply}");
                 read += usize::from(status == 200);
             }
             if round % 10 == 0 {
@@ -128,7 +128,7 @@ fn a_link_that_is_swapped_in_meanwhile_does_not_lead_out() {
 }
 
 #[test]
-fn a_hard_link_is_written_beside_not_through() {
+fn write_to_a_hard_link_replaces_it() {
     let server = with_secret(SocketKind::Unix);
     let secret = server.outside().join("away/secret");
     for name in ["one", "two"] {
@@ -145,7 +145,7 @@ fn a_hard_link_is_written_beside_not_through() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_at_once() {
+fn special_files_are_refused_immediately() {
     for kind in BOTH {
         let server = Server::start(kind);
         let root = server.root();
@@ -161,11 +161,14 @@ fn what_is_no_file_is_refused_at_once() {
         }
         for path in names {
             for (tool, body) in each_tool(path).into_iter().take(3) {
-                let said = server.sentence(tool, &body);
+                let reply = server.sentence(tool, &body);
                 let refused = format!("Not a regular file: {path}");
                 // A socket cannot even be opened.
                 let closed = format!("{path}: No such device or address");
-                assert!(said == refused || said == closed, "{tool} {path}: {said}");
+                assert!(
+                    reply == refused || reply == closed,
+                    "{tool} {path}: {reply}"
+                );
             }
             let grep = json!({ "path": path, "pattern": "x" });
             assert_eq!(server.call("grep", &grep).0, 400, "{path}");

@@ -8,20 +8,20 @@
     reason = "a test that cannot go on has failed"
 )]
 
-mod changes;
 mod client;
 mod commands;
 mod containers;
 mod escapes;
-mod leash;
+mod file_changes;
+mod http_api;
 mod measure;
 mod needs_docker;
+mod process_guard;
 mod processes;
 mod remote;
 mod searches;
 mod server;
-mod starting;
-mod wire;
+mod startup;
 
 #[allow(
     dead_code,

@@ -46,10 +46,10 @@ fn median(mut work: impl FnMut()) -> Duration {
     times[ROUNDS / 2]
 }
 
-fn rg(root: &Path, words: &[&str]) -> Option<Duration> {
+fn rg(root: &Path, arguments: &[&str]) -> Option<Duration> {
     let run = || {
         Command::new("rg")
-            .args(words)
+            .args(arguments)
             .current_dir(root)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -62,7 +62,7 @@ fn rg(root: &Path, words: &[&str]) -> Option<Duration> {
 }
 
 #[test]
-fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
+fn find_and_grep_compared_with_ripgrep_are_measured() {
     let server = Server::start(SocketKind::Unix);
     let (root, count) = (server.root(), files());
     make_tree(&root, count);
@@ -73,7 +73,7 @@ fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
     let total = found["details"]["truncation"]["totalLines"].as_u64();
     let lines = found["content"].as_str().unwrap().lines().count() as u64;
     assert_eq!(total.unwrap_or(lines), count as u64 / 100);
-    for (what, tool, body, words) in [
+    for (what, tool, body, args) in [
         (
             "find",
             "find",
@@ -85,9 +85,9 @@ fn find_and_grep_are_measured_beside_ripgrep_and_stop_at_the_limit() {
         let ours = median(|| {
             server.result(tool, &body);
         });
-        let beside = rg(&root, words);
-        let ratio = beside.map(|theirs| ours.as_secs_f64() / theirs.as_secs_f64());
-        println!("{what}, {count} files: {ours:?}, rg {beside:?}, ratio {ratio:?}");
+        let ripgrep = rg(&root, args);
+        let ratio = ripgrep.map(|theirs| ours.as_secs_f64() / theirs.as_secs_f64());
+        println!("{what}, {count} files: {ours:?}, rg {ripgrep:?}, ratio {ratio:?}");
     }
     let first = json!({ "pattern": "needle", "limit": 1 });
     let one = median(|| {

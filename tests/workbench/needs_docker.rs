@@ -80,21 +80,21 @@ fn drive(address: &ServerAddress) {
 
     // Process 1 of the container reaps orphaned processes.
     let command = "cat a/b.txt; (sleep 0.01 &); exit 3";
-    let said = lines(&call(address, "bash", &json!({ "command": command })));
-    assert_eq!(said[0]["data"], "one\nzwei\n");
+    let printed = lines(&call(address, "bash", &json!({ "command": command })));
+    assert_eq!(printed[0]["data"], "one\nzwei\n");
     assert_eq!(
-        said.last().unwrap(),
+        printed.last().unwrap(),
         &json!({ "type": "done", "exitCode": 3 })
     );
     let zombies = json!({ "command": "grep -l 'State:.Z' /proc/[0-9]*/status; true" });
     wait::until("the dead to be taken in", || {
-        let said = lines(&call(address, "bash", &zombies));
-        (said.len() == 1).then_some(())
+        let printed = lines(&call(address, "bash", &zombies));
+        (printed.len() == 1).then_some(())
     });
     let slow = json!({ "command": "sleep 3007", "timeoutSeconds": 0.2 });
-    let said = lines(&call(address, "bash", &slow));
+    let printed = lines(&call(address, "bash", &slow));
     let timed_out = json!({ "type": "done", "exitCode": -1, "timedOut": true });
-    assert_eq!(said.last().unwrap(), &timed_out);
+    assert_eq!(printed.last().unwrap(), &timed_out);
     let left = json!({ "command": "grep -l 300[7] /proc/[0-9]*/cmdline; true" });
     assert_eq!(lines(&call(address, "bash", &left)).len(), 1);
 }
@@ -119,13 +119,13 @@ fn every_route_answers_in_a_container_on_either_socket() {
         std::net::TcpStream::connect(address).ok().map(drop)
     });
     let address = ServerAddress::Tcp(address);
-    let nobody = address.request("GET", "/health", "", b"");
-    assert_eq!(nobody.status, 401);
+    let without_token = address.request("GET", "/health", "", b"");
+    assert_eq!(without_token.status, 401);
     drive(&address);
 }
 
 #[test]
-fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
+fn gate_works_with_a_container_that_has_only_busybox() {
     let Some(docker) = docker() else { return };
     let shared = shared();
     let (container, socket) = start(&docker, shared.path());
@@ -135,9 +135,9 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
          wait_for_ready_ms: 20000\n",
         socket.display()
     ));
-    let ok = |words: &[&str]| -> String {
-        let output: Output = gate_dir.run(words);
-        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    let ok = |args: &[&str]| -> String {
+        let output: Output = gate_dir.run(args);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
         stdout(&output)
     };
     assert_eq!(ok(&["exec", "remote", "--", "pwd"]), "/workspace\n");
@@ -163,7 +163,7 @@ fn a_gate_works_in_a_container_that_has_nothing_but_busybox() {
 }
 
 #[test]
-fn calls_go_on_when_the_container_is_restarted_and_none_is_made_twice() {
+fn calls_continue_after_a_container_restart_and_run_once() {
     const RESTARTS: u32 = 10;
     let Some(docker) = docker() else { return };
     let shared = shared();

@@ -29,15 +29,15 @@ pub(crate) fn marked(mark: &str) -> Vec<(i32, String)> {
                 .any(|pair| pair == wanted.as_bytes())
         })
         .map(|pid| {
-            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let words = String::from_utf8_lossy(&words).replace('\0', " ");
-            (pid, words)
+            let args = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let args = String::from_utf8_lossy(&args).replace('\0', " ");
+            (pid, args)
         })
         .collect()
 }
 
 /// Waits until no process has the mark.
-pub(crate) fn wait_for_nobody(mark: &str) {
+pub(crate) fn wait_for_none(mark: &str) {
     wait::until_or(
         || marked(mark).is_empty().then_some(()),
         || format!("the end of {:?}", marked(mark)),
@@ -45,14 +45,14 @@ pub(crate) fn wait_for_nobody(mark: &str) {
 }
 
 /// Waits until a process with the mark has exactly this command line.
-pub(crate) fn wait_for(mark: &str, words: &str) -> i32 {
+pub(crate) fn wait_for(mark: &str, args: &str) -> i32 {
     wait::until_or(
         || {
             let all = marked(mark);
             all.iter()
-                .find(|(_, line)| line.trim_end() == words)
+                .find(|(_, line)| line.trim_end() == args)
                 .map(|(pid, _)| *pid)
         },
-        || format!("{words:?} among {:?}", marked(mark)),
+        || format!("{args:?} among {:?}", marked(mark)),
     )
 }

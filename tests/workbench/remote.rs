@@ -24,13 +24,13 @@ use crate::suite;
 
 /// A namespace sandbox that stands for a container: created by its own
 /// backend, entered by the remote one.
-struct Played {
+struct SimulatedContainer {
     namespace: Namespace,
     remote: RemoteBackend<BlockingWorkbenchClient>,
     _place: TempDir,
 }
 
-impl Played {
+impl SimulatedContainer {
     fn new() -> Self {
         let gate_dir = tempfile::Builder::new().prefix("wb").tempdir().unwrap();
         let directory = gate_dir.path().join("sandboxes");
@@ -46,13 +46,13 @@ impl Played {
     }
 }
 
-impl Drop for Played {
+impl Drop for SimulatedContainer {
     fn drop(&mut self) {
         let _ = self.namespace.delete(self.remote.id(), Force::Yes);
     }
 }
 
-impl suite::BackendFixture for Played {
+impl suite::BackendFixture for SimulatedContainer {
     fn backend(&self) -> &dyn SandboxBackend {
         self
     }
@@ -66,7 +66,7 @@ impl suite::BackendFixture for Played {
     }
 }
 
-impl SandboxBackend for Played {
+impl SandboxBackend for SimulatedContainer {
     fn create(&self, config: &SandboxConfig) -> Result<SandboxMetadata, SandboxError> {
         self.namespace.create(config)
     }
@@ -121,7 +121,7 @@ impl SandboxBackend for Played {
 }
 
 mod contract {
-    suite::contract! { @each super::Played::new();
+    suite::contract! { @each super::SimulatedContainer::new();
         every_call_for_an_unknown_sandbox_is_not_found
         command_returns_exit_code_and_separate_outputs
         input_environment_and_directory_reach_a_command
@@ -138,12 +138,12 @@ mod contract {
 }
 
 /// An operator whose configuration names a workbench, and the workbench.
-struct Desk {
+struct RemoteFixture {
     gate_dir: GateDir,
     server: Server,
 }
 
-impl Desk {
+impl RemoteFixture {
     fn new() -> Self {
         let gate_dir = GateDir::new(PALISADE);
         let server = Server::start_with(SocketKind::Unix, &[], |command| {
@@ -151,9 +151,9 @@ impl Desk {
                 .env("SIDECAR_AUTH_TOKEN", "open-sesame")
                 .env("SIDECAR_REQUIRE_AUTH", "1");
         });
-        let desk = Self { gate_dir, server };
-        desk.wait_for_ready(20_000);
-        desk
+        let fixture = Self { gate_dir, server };
+        fixture.wait_for_ready(20_000);
+        fixture
     }
 
     /// Writes the configuration, with this timeout for the workbench in milliseconds.
@@ -168,25 +168,25 @@ impl Desk {
         ));
     }
 
-    fn run(&self, words: &[&str]) -> Output {
-        self.gate_dir.palisade(words).output().unwrap()
+    fn run(&self, args: &[&str]) -> Output {
+        self.gate_dir.palisade(args).output().unwrap()
     }
 
-    fn ok(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(output.status.success(), "{words:?}: {}", stderr(&output));
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
         stdout(&output)
     }
 }
 
 #[test]
-fn commands_and_files_go_in_and_out_of_a_container_of_somebody_elses() {
-    let desk = Desk::new();
-    let root = std::fs::canonicalize(desk.server.root()).unwrap();
-    let pwd = desk.ok(&["exec", "remote", "--", "pwd"]);
+fn commands_and_copies_work_with_a_remote_container() {
+    let fixture = RemoteFixture::new();
+    let root = std::fs::canonicalize(fixture.server.root()).unwrap();
+    let pwd = fixture.ok(&["exec", "remote", "--", "pwd"]);
     assert_eq!(pwd.trim_end(), root.to_str().unwrap());
     let script = "echo out; echo err >&2; echo $WORD; exit 7";
-    let output = desk.run(&[
+    let output = fixture.run(&[
         "exec",
         "remote",
         "-e",
@@ -201,14 +201,14 @@ fn commands_and_files_go_in_and_out_of_a_container_of_somebody_elses() {
         (stdout(&output), stderr(&output)),
         ("out\nsaid\n".into(), "err\n".into())
     );
-    let output = desk.run(&["exec", "remote", "--", "no-such-program"]);
+    let output = fixture.run(&["exec", "remote", "--", "no-such-program"]);
     assert!(
         stderr(&output).contains("'no-such-program' could not be run"),
         "{}",
         stderr(&output)
     );
     assert_eq!(
-        desk.ok(&["shell", "remote", "-c", "echo $((6 * 7))"]),
+        fixture.ok(&["shell", "remote", "-c", "echo $((6 * 7))"]),
         "42\n"
     );
 
@@ -216,22 +216,22 @@ fn commands_and_files_go_in_and_out_of_a_container_of_somebody_elses() {
     let source = files.path().join("tree");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), b"a\xff\0b").unwrap();
-    desk.ok(&["upload", "remote", source.to_str().unwrap(), "in"]);
-    assert_eq!(desk.server.read("in/tree/file"), b"a\xff\0b");
+    fixture.ok(&["upload", "remote", source.to_str().unwrap(), "in"]);
+    assert_eq!(fixture.server.read("in/tree/file"), b"a\xff\0b");
     let back = files.path().join("back");
-    desk.ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
+    fixture.ok(&["download", "remote", "in/tree", back.to_str().unwrap()]);
     assert_eq!(std::fs::read(back.join("tree/file")).unwrap(), b"a\xff\0b");
     let left: Vec<_> = std::fs::read_dir(&root).unwrap().collect();
     assert_eq!(left.len(), 1, "{left:?}");
-    let read = desk.ok(&["tool", "remote", "ls", "{\"path\":\"in\"}"]);
+    let read = fixture.ok(&["tool", "remote", "ls", "{\"path\":\"in\"}"]);
     assert!(read.contains("tree/"), "{read}");
 }
 
 #[test]
-fn a_shell_remembers_where_it_stands() {
-    let desk = Desk::new();
-    desk.server.write("deep/er/file", "here\n");
-    let mut shell = desk
+fn remote_shell_keeps_its_working_directory() {
+    let fixture = RemoteFixture::new();
+    fixture.server.write("deep/er/file", "here\n");
+    let mut shell = fixture
         .gate_dir
         .palisade(&["shell", "remote"])
         .stdin(Stdio::piped())
@@ -249,10 +249,10 @@ fn a_shell_remembers_where_it_stands() {
 }
 
 #[test]
-fn what_is_managed_elsewhere_is_said_plainly() {
-    let desk = Desk::new();
+fn lifecycle_commands_on_a_remote_container_are_refused() {
+    let fixture = RemoteFixture::new();
     let managed = "the container is managed elsewhere";
-    for (words, what) in [
+    for (args, what) in [
         (&["create", "fix"][..], "made"),
         (&["create", "fix", "--backend", "remote"], "made"),
         (&["pause", "remote"], "paused"),
@@ -263,47 +263,47 @@ fn what_is_managed_elsewhere_is_said_plainly() {
         (&["fork", "remote", "other"], "copied"),
         (&["ports", "remote", "--publish", "0:80"], "published"),
     ] {
-        let output = desk.run(words);
+        let output = fixture.run(args);
         assert_eq!(
             output.status.code(),
             Some(4),
-            "{words:?}: {}",
+            "{args:?}: {}",
             stderr(&output)
         );
-        let said = stderr(&output);
+        let printed = stderr(&output);
         assert!(
-            said.contains(managed) && said.contains(what),
-            "{words:?}: {said}"
+            printed.contains(managed) && printed.contains(what),
+            "{args:?}: {printed}"
         );
     }
-    assert_eq!(desk.ok(&["exec", "remote", "--", "echo", "on"]), "on\n");
-    let socket = match &desk.server.address {
+    assert_eq!(fixture.ok(&["exec", "remote", "--", "echo", "on"]), "on\n");
+    let socket = match &fixture.server.address {
         ServerAddress::Unix(path) => path.display().to_string(),
         ServerAddress::Tcp(address) => address.to_string(),
     };
-    desk.wait_for_ready(1000);
-    let Desk { gate_dir, server } = desk;
+    fixture.wait_for_ready(1000);
+    let RemoteFixture { gate_dir, server } = fixture;
     drop(server);
     let output = gate_dir
         .palisade(&["exec", "remote", "--", "true"])
         .output()
         .unwrap();
-    let said = stderr(&output);
+    let printed = stderr(&output);
     let sentence = format!("Timed out waiting for coding sidecar at unix:{socket}");
-    assert!(said.contains(&sentence), "{said}");
+    assert!(printed.contains(&sentence), "{printed}");
 }
 
 #[test]
-fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
-    let desk = Desk::new();
+fn remote_container_is_listed_and_its_name_reserved() {
+    let fixture = RemoteFixture::new();
     let row = |json: &str| -> Value {
         let rows: Value = serde_json::from_str(json).unwrap();
         assert_eq!(rows.as_array().map(Vec::len), Some(1), "{rows}");
         rows[0].clone()
     };
-    let table = desk.ok(&["list"]);
+    let table = fixture.ok(&["list"]);
     assert!(table.contains("managed elsewhere, reachable"), "{table}");
-    let shown = row(&desk.ok(&["list", "--json"]));
+    let shown = row(&fixture.ok(&["list", "--json"]));
     for (field, value) in [
         ("id", json!("remote")),
         ("name", json!("remote")),
@@ -315,11 +315,11 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
     ] {
         assert_eq!(shown[field], value, "{field}");
     }
-    let get = |path| testkit::http::send(&desk.gate_dir.control(), "GET", path, b"").unwrap();
+    let get = |path| testkit::http::send(&fixture.gate_dir.control(), "GET", path, b"").unwrap();
     assert_eq!(get("/v1/sandboxes/remote").json(), shown);
     assert_eq!(get("/v1/sandboxes?name=other").json(), json!([]));
 
-    for words in [
+    for args in [
         &["create", "--backend", "namespace", "--no-repo", "Remote!"][..],
         &[
             "run",
@@ -332,14 +332,14 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
         &["diff", "remote"],
         &["merge", "remote"],
     ] {
-        let output = desk.run(words);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(4), "{words:?}: {said}");
+        let output = fixture.run(args);
+        let printed = stderr(&output);
+        assert_eq!(output.status.code(), Some(4), "{args:?}: {printed}");
         let elsewhere = "the container is managed elsewhere";
-        assert!(said.contains(elsewhere), "{words:?}: {said}");
+        assert!(printed.contains(elsewhere), "{args:?}: {printed}");
     }
 
-    let Desk { gate_dir, server } = desk;
+    let RemoteFixture { gate_dir, server } = fixture;
     drop(server);
     let table = stdout(&gate_dir.run(&["list"]));
     let away = "managed elsewhere, not reachable: Timed out waiting for coding sidecar at unix:";
@@ -351,10 +351,10 @@ fn the_container_is_listed_as_managed_elsewhere_and_its_name_is_taken() {
 }
 
 #[test]
-fn what_is_done_in_the_container_is_on_record() {
-    let desk = Desk::new();
+fn actions_in_a_remote_container_are_recorded() {
+    let fixture = RemoteFixture::new();
     let entered = || -> Vec<String> {
-        let list = desk.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
+        let list = fixture.ok(&["audit", "list", "--json", "--sandbox", "remote"]);
         let records: Vec<Value> = serde_json::from_str(&list).unwrap();
         records
             .iter()
@@ -363,18 +363,18 @@ fn what_is_done_in_the_container_is_on_record() {
             .collect()
     };
     assert_eq!(entered(), Vec::<String>::new());
-    desk.ok(&["exec", "remote", "--", "true"]);
-    desk.ok(&["shell", "remote", "-c", "echo hello > file"]);
-    desk.ok(&["tool", "remote", "read", "{\"path\":\"file\"}"]);
+    fixture.ok(&["exec", "remote", "--", "true"]);
+    fixture.ok(&["shell", "remote", "-c", "echo hello > file"]);
+    fixture.ok(&["tool", "remote", "read", "{\"path\":\"file\"}"]);
     let files = tempfile::tempdir().unwrap();
     let at = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
-    desk.ok(&["download", "remote", "file", &at("")]);
-    desk.ok(&["upload", "remote", &at("file"), "in"]);
+    fixture.ok(&["download", "remote", "file", &at("")]);
+    fixture.ok(&["upload", "remote", &at("file"), "in"]);
     let mut purposes = entered();
     purposes.sort();
     assert_eq!(purposes, ["download", "exec", "exec", "shell", "upload"]);
     // A refused command was not recorded as an entry.
-    let refused = desk.run(&["pause", "remote"]);
+    let refused = fixture.run(&["pause", "remote"]);
     assert!(!refused.status.success());
     assert_eq!(entered().len(), 5);
 }

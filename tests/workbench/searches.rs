@@ -40,7 +40,7 @@ fn project() -> Server {
 }
 
 #[test]
-fn what_gitignore_leaves_out_is_left_out_and_hidden_files_are_not() {
+fn ignored_files_are_skipped_and_hidden_files_are_not() {
     let server = project();
     let seen = [
         ".github/ci.yml",
@@ -70,7 +70,7 @@ fn what_gitignore_leaves_out_is_left_out_and_hidden_files_are_not() {
 }
 
 #[test]
-fn a_glob_is_of_the_name_or_of_the_path() {
+fn glob_matches_the_name_or_the_path() {
     let server = project();
     for (pattern, found) in [
         ("*.rs", vec!["src/deep/lib.rs", "src/main.rs"]),
@@ -99,7 +99,7 @@ fn a_glob_is_of_the_name_or_of_the_path() {
 }
 
 #[test]
-fn the_order_is_always_the_same() {
+fn search_results_have_a_stable_order() {
     let server = Server::start(SocketKind::Unix);
     for n in 0..300 {
         server.write(&format!("d{}/f{n}", n % 17), "needle\n");
@@ -117,7 +117,7 @@ fn the_order_is_always_the_same() {
 }
 
 #[test]
-fn a_limit_is_kept_to_the_letter() {
+fn search_limit_is_exact() {
     let server = Server::start(SocketKind::Unix);
     for n in 0..50 {
         server.write(&format!("f{n:02}"), "needle\n".repeat(50));
@@ -134,7 +134,7 @@ fn a_limit_is_kept_to_the_letter() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_read_is_passed_over() {
+fn unreadable_directory_is_skipped() {
     let server = project();
     // As deep as paths can be, and a file of one very long line.
     let mut deep = server.root();

@@ -35,11 +35,11 @@ pub(crate) enum SocketKind {
 pub(crate) const BOTH: [SocketKind; 2] = [SocketKind::Unix, SocketKind::Tcp];
 
 /// A byte stream in both directions.
-pub(crate) trait Line: Read + Write + Send {}
-impl<T: Read + Write + Send> Line for T {}
+pub(crate) trait ByteStream: Read + Write + Send {}
+impl<T: Read + Write + Send> ByteStream for T {}
 
 impl ServerAddress {
-    pub(crate) fn connect(&self) -> Box<dyn Line> {
+    pub(crate) fn connect(&self) -> Box<dyn ByteStream> {
         let patience = Some(Duration::from_secs(60));
         match self {
             ServerAddress::Unix(path) => {
@@ -56,7 +56,13 @@ impl ServerAddress {
     }
 
     /// Sends a request and returns the stream for the response.
-    pub(crate) fn send(&self, method: &str, path: &str, head: &str, body: &[u8]) -> Box<dyn Line> {
+    pub(crate) fn send(
+        &self,
+        method: &str,
+        path: &str,
+        head: &str,
+        body: &[u8],
+    ) -> Box<dyn ByteStream> {
         let mut stream = self.connect();
         let length = body.len();
         let mut request = format!(
@@ -94,8 +100,8 @@ impl Server {
     }
 
     /// Starts the workbench below another program.
-    pub(crate) fn start_below(words: &[&str]) -> Self {
-        Self::start_as(words, SocketKind::Unix, &[], |_| {})
+    pub(crate) fn start_below(args: &[&str]) -> Self {
+        Self::start_as(args, SocketKind::Unix, &[], |_| {})
     }
 
     pub(crate) fn start_with(
@@ -116,10 +122,10 @@ impl Server {
         std::fs::create_dir(dir.path().join("root")).unwrap();
         let socket = dir.path().join("run/w.sock");
         let mark = processes::mark();
-        let words = [below, &[PALISADE, "--json", "workbench"]].concat();
-        let mut command = Command::new(words[0]);
+        let arguments = [below, &[PALISADE, "--json", "workbench"]].concat();
+        let mut command = Command::new(arguments[0]);
         command
-            .args(&words[1..])
+            .args(&arguments[1..])
             .args(options)
             .env("WORKSPACE_ROOT", dir.path().join("root"))
             .env(MARK, &mark)
@@ -130,17 +136,17 @@ impl Server {
         };
         prepare(&mut command);
         let mut child = command.spawn().unwrap();
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        while !said.ends_with("}\n") {
-            let length = output.read_line(&mut said).unwrap();
-            assert!(length > 0, "it ended: {said}");
+        while !printed.ends_with("}\n") {
+            let length = output.read_line(&mut printed).unwrap();
+            assert!(length > 0, "it ended: {printed}");
         }
-        let said: Value = serde_json::from_str(&said).unwrap();
+        let printed: Value = serde_json::from_str(&printed).unwrap();
         let address = match kind {
             SocketKind::Unix => ServerAddress::Unix(socket),
             SocketKind::Tcp => {
-                ServerAddress::Tcp(said["addresses"][0].as_str().unwrap().parse().unwrap())
+                ServerAddress::Tcp(printed["addresses"][0].as_str().unwrap().parse().unwrap())
             }
         };
         Self {
@@ -206,7 +212,7 @@ impl Server {
     }
 
     /// Starts a command, and returns the stream of its output.
-    pub(crate) fn bash(&self, body: &Value) -> Box<dyn Line> {
+    pub(crate) fn bash(&self, body: &Value) -> Box<dyn ByteStream> {
         let head = "Content-Type: application/json\r\n";
         let body = body.to_string();
         self.address.send("POST", "/bash", head, body.as_bytes())

@@ -1,8 +1,8 @@
 //! The module graph of each crate: which top-level module uses which.
 //!
-//! A module is a file of `src/` and the directory of its name; what a module and its
-//! submodules do among themselves is their own business. Uses are read from the source text:
-//! `crate::name` outside comments and tests.
+//! A module is a file of `src/` and the directory of its name; uses between a module and its
+//! submodules are not counted. Uses are read from the source text: `crate::name` outside
+//! comments and tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,8 +10,8 @@ use std::path::Path;
 /// The modules of one crate, each with those it uses.
 pub type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Cycles that are still there, by crate: they may shrink and not grow. Those of `sandbox` stay
-/// until the crate is split.
+/// Known cycles, by crate: they may shrink and not grow. Those of `sandbox` stay until the
+/// crate is split.
 const TOLERATED: &[(&str, &[&str])] = &[(
     "sandbox",
     &["checkpoint", "contract", "namespace", "transfer", "worker"],
@@ -21,7 +21,7 @@ const TOLERATED: &[(&str, &[&str])] = &[(
 pub fn read(root: &Path, files: &[String]) -> BTreeMap<String, Graph> {
     let mut crates: BTreeMap<String, Graph> = BTreeMap::new();
     for file in files {
-        let Some((name, module)) = place(file) else {
+        let Some((name, module)) = module_of(file) else {
             continue;
         };
         let Ok(text) = std::fs::read_to_string(root.join(file)) else {
@@ -52,7 +52,7 @@ pub fn check(crates: &BTreeMap<String, Graph>) -> Vec<String> {
         for cycle in cycles(graph) {
             if !tolerated(&cycle) {
                 complaints.push(format!(
-                    "crate {name}: modules use each other in a circle: {}",
+                    "crate {name}: modules use each other in a cycle: {}",
                     cycle.join(", ")
                 ));
             }
@@ -74,7 +74,7 @@ pub fn render(crates: &BTreeMap<String, Graph>) -> String {
 }
 
 /// Crate and top-level module of a source file. None for roots, binaries and tests.
-fn place(file: &str) -> Option<(&str, &str)> {
+fn module_of(file: &str) -> Option<(&str, &str)> {
     let (name, path) = file.strip_prefix("crates/")?.split_once("/src/")?;
     let path = path.strip_suffix(".rs")?;
     let mut parts = path.split('/');
@@ -85,7 +85,7 @@ fn place(file: &str) -> Option<(&str, &str)> {
 
 /// The modules that a source text uses.
 fn uses(text: &str) -> impl Iterator<Item = String> {
-    // Tests stand at the end of a file.
+    // Tests are at the end of a file.
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let lines = code
         .lines()
@@ -151,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn modules_in_a_circle_are_named_and_others_are_not() {
+    fn module_cycles_are_reported() {
         let straight = graph(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])]);
         assert!(cycles(&straight).is_empty());
         let round = graph(&[("a", &["b"]), ("b", &["c"]), ("c", &["a"]), ("d", &["a"])]);
         assert_eq!(cycles(&round), [["a", "b", "c"]]);
         let crates = BTreeMap::from([("x".to_owned(), round)]);
         let complaints = check(&crates);
-        assert!(complaints[0].ends_with("circle: a, b, c"), "{complaints:?}");
+        assert!(complaints[0].ends_with("cycle: a, b, c"), "{complaints:?}");
         assert_eq!(
             render(&crates),
             "x::a -> b\nx::b -> c\nx::c -> a\nx::d -> a\n"
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerated_cycles_do_not_grow() {
+    fn grown_tolerated_cycle_is_reported() {
         let two = graph(&[("namespace", &["worker"]), ("worker", &["namespace"])]);
         assert!(check(&BTreeMap::from([("sandbox".to_owned(), two)])).is_empty());
         let more = graph(&[("namespace", &["git"]), ("git", &["namespace"])]);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_are_read_outside_comments_and_tests() {
+    fn module_uses_are_read_outside_comments_and_tests() {
         let text = "//! See [`crate::nothing`].\nuse crate::one::Thing;\n\
                     fn f() { crate::two::g(); crate::Root::h() }\n\
                     #[cfg(test)]\nmod tests { use crate::three; }\n";
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_submodule_belongs_to_its_top_level_module() {
+    fn submodule_counts_as_its_top_level_module() {
         for (file, expected) in [
             ("crates/egress/src/git.rs", Some(("egress", "git"))),
             ("crates/egress/src/git/receive.rs", Some(("egress", "git"))),
@@ -195,7 +195,7 @@ mod tests {
             ("crates/testkit/src/bin/fixture/main.rs", None),
             ("docs/cli.md", None),
         ] {
-            assert_eq!(place(file), expected, "{file}");
+            assert_eq!(module_of(file), expected, "{file}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The table of log messages in docs/observability.md, made from the sources.
+//! The table of log messages in docs/observability.md, generated from the sources.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,14 +14,14 @@ pub const FILE: &str = "docs/observability.md";
 const BEGIN: &str = "<!-- log messages: written by `cargo xtask logs` -->\n";
 const END: &str = "<!-- end of the log messages -->\n";
 
-/// The document with the table of the sources as they are.
+/// The document with the table of the current sources.
 pub fn render(root: &Path, files: &[String], document: &str) -> Result<String> {
     let (before, rest) = document
         .split_once(BEGIN)
-        .context("the table's first mark is missing")?;
+        .context("the marker at the start of the table is missing")?;
     let (_, after) = rest
         .split_once(END)
-        .context("the table's last mark is missing")?;
+        .context("the marker at the end of the table is missing")?;
     let mut calls: BTreeMap<(String, LogCall), ()> = BTreeMap::new();
     for file in files.iter().filter(|file| is_source(file)) {
         let name = file.split('/').nth(1).unwrap_or_default();
@@ -53,7 +53,7 @@ fn is_source(file: &str) -> bool {
     is_source && !is_test && !file.starts_with("crates/testkit/")
 }
 
-/// Complaints: the table is not that of the sources, or a message is missing.
+/// Complaints: the table differs from the sources, or a log call has no constant message.
 pub fn check(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let document = std::fs::read_to_string(root.join(FILE))?;
     let current = render(root, files, &document)? == document;

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy` checks what no compiler does; `cargo xtask logs` writes the table of log
+//! `cargo xtask tidy` runs the repository checks; `cargo xtask logs` writes the table of log
 //! messages.
 
 #![expect(

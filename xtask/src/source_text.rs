@@ -1,6 +1,6 @@
 //! Rust source as text: its comments, its string literals, its log calls.
 
-/// A source text up to its tests, which stand at the end of a file.
+/// A source text up to its tests, which are at the end of a file.
 pub fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or_default()
 }
@@ -33,7 +33,7 @@ pub fn messages(text: &str) -> Vec<(usize, String)> {
                 found.push((line, content));
                 length
             }
-            // A character that is a quote.
+            // The character literal of a quote.
             '\'' if rest.starts_with("'\"'") => 3,
             'r' if rest.starts_with("r#\"") => {
                 let end = rest.find("\"#").map_or(rest.len(), |at| at + 2);
@@ -58,7 +58,7 @@ fn string(text: &str) -> (String, usize) {
         match c {
             '"' => return (content, at + 1),
             '\\' => match chars.next() {
-                // A line that is continued begins after its indentation.
+                // A continued line starts after its indentation.
                 Some((_, '\n')) => while chars.next_if(|(_, c)| c.is_whitespace()).is_some() {},
                 Some((_, escaped)) => content.push(escaped),
                 None => {}
@@ -115,7 +115,7 @@ fn field_name(argument: &str) -> String {
     name.trim_start_matches(['%', '?']).to_owned()
 }
 
-/// The arguments of a call, from behind its parenthesis.
+/// The arguments of a call; `text` starts after the opening parenthesis.
 fn arguments(text: &str) -> Vec<String> {
     let mut arguments = vec![String::new()];
     let (mut depth, mut rest) = (0_usize, text);

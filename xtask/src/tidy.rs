@@ -1,4 +1,5 @@
-//! The shape of the house: who may know whom, and documents that tell the truth.
+//! Repository checks: crate dependencies, module names and sizes, and documents that name
+//! existing files and tests.
 
 mod conformance;
 mod words;
@@ -11,8 +12,9 @@ use serde_json::Value;
 
 use crate::{graph, logs};
 
-/// Which crates of ours each may depend on. The four planes never know each other.
-const DIRECTIONS: &[(&str, &[&str])] = &[
+/// The workspace crates that each crate may depend on. `egress`, `mcp`, `workbench` and
+/// `sandbox` never depend on each other.
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("policy", &[]),
     ("scan", &[]),
     ("listen", &[]),
@@ -59,8 +61,8 @@ const DIRECTIONS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
-/// Rooms that have no subject.
-const NO_SUBJECT: &[&str] = &[
+/// File names that name no subject.
+const VAGUE_FILE_NAMES: &[&str] = &[
     "mod.rs",
     "utils.rs",
     "util.rs",
@@ -78,19 +80,19 @@ const SCRIPTS: &[&str] = &[
     ".cargo/config.toml",
 ];
 
-/// Lines after which a file is two files.
-const LONGEST_FILE: usize = 800;
+/// Maximum number of lines of a file.
+const MAX_FILE_LINES: usize = 800;
 
-/// The clone that cargo was called in. Asked when it runs: clones that share a target directory
-/// share this program, too.
+/// The clone that cargo was called in. It is read at run time because clones that share a
+/// target directory share this program, too.
 pub fn root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| "xtask".into());
     Path::new(&own).join("..")
 }
 
-/// Every complaint; none when the house is tidy.
+/// Every complaint about the repository.
 pub fn check(root: &Path) -> Result<Vec<String>> {
-    let mut complaints = directions(&packages(root)?);
+    let mut complaints = check_dependencies(&packages(root)?);
     let files = tracked_files(root)?;
     complaints.extend(graph::check(&graph::read(root, &files)));
     complaints.extend(words::check_names(root, &files));
@@ -98,16 +100,16 @@ pub fn check(root: &Path) -> Result<Vec<String>> {
     for file in files {
         let text = std::fs::read_to_string(root.join(&file));
         let Ok(text) = text else { continue };
-        complaints.extend(unmerged(&file, &text));
+        complaints.extend(find_conflict_marker(&file, &text));
         complaints.extend(words::check(&file, &text));
         if SCRIPTS.contains(&file.as_str()) {
-            complaints.extend(unlocked(&file, &text));
+            complaints.extend(find_unlocked_cargo_calls(&file, &text));
         }
         if file.ends_with(".rs") {
-            complaints.extend(source(&file, &text));
+            complaints.extend(check_source(&file, &text));
         }
         if file.ends_with(".md") {
-            complaints.extend(document(root, &file, &text));
+            complaints.extend(check_document(root, &file, &text));
         }
         if file == conformance::FILE {
             complaints.extend(conformance::check(root, &text));
@@ -176,13 +178,14 @@ fn packages(root: &Path) -> Result<Vec<Package>> {
         .collect()
 }
 
-fn directions(packages: &[Package]) -> Vec<String> {
+fn check_dependencies(packages: &[Package]) -> Vec<String> {
     let mut complaints = Vec::new();
     for package in packages {
         let name = &package.name;
-        let Some((_, allowed)) = DIRECTIONS.iter().find(|(known, _)| known == name) else {
+        let Some((_, allowed)) = ALLOWED_DEPENDENCIES.iter().find(|(known, _)| known == name)
+        else {
             complaints.push(format!(
-                "crate {name} has no place in the directions of xtask/src/tidy.rs"
+                "crate {name} is missing in ALLOWED_DEPENDENCIES of xtask/src/tidy.rs"
             ));
             continue;
         };
@@ -194,45 +197,51 @@ fn directions(packages: &[Package]) -> Vec<String> {
             complaints.push(format!("crate {name} must not depend on {used}"));
         }
         if !package.manifest.contains("[lints]\nworkspace = true") {
-            complaints.push(format!("crate {name} does not take the workspace's lints"));
+            complaints.push(format!(
+                "crate {name} does not inherit the workspace's lints"
+            ));
         }
     }
     complaints
 }
 
-fn source(file: &str, text: &str) -> Vec<String> {
+fn check_source(file: &str, text: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let name = file.rsplit('/').next().unwrap_or(file);
-    if NO_SUBJECT.contains(&name) {
-        complaints.push(format!("{file}: a module is named after its subject"));
+    if VAGUE_FILE_NAMES.contains(&name) {
+        complaints.push(format!("{file}: name the module after its subject"));
     }
     let lines = text.lines().count();
-    if lines > LONGEST_FILE {
-        complaints.push(format!("{file}: {lines} lines; move a wall"));
+    if lines > MAX_FILE_LINES {
+        complaints.push(format!(
+            "{file}: {lines} lines, more than {MAX_FILE_LINES}: split it"
+        ));
     }
-    // Spelt apart, or this file would complain about itself.
+    // Split in two, so that this file does not match itself.
     if text.contains(concat!("#[", "ignore")) {
-        complaints.push(format!("{file}: an ignored test is not a test"));
+        complaints.push(format!("{file}: tests must not be ignored"));
     }
     let is_root = file.starts_with("crates/") && file.ends_with("/src/lib.rs");
     if is_root && !text.contains("**Never here:**") {
-        complaints.push(format!("{file}: a crate's root says what it must never do"));
+        complaints.push(format!(
+            "{file}: the crate's documentation lacks a 'Never here' paragraph"
+        ));
     }
     complaints
 }
 
-/// A merge that was given up half way.
-fn unmerged(file: &str, text: &str) -> Option<String> {
-    let is_mark = |line: &str| {
-        let mark = line.split(' ').next().unwrap_or_default();
-        mark.len() == 7 && ["<", "=", ">"].iter().any(|sign| mark == sign.repeat(7))
+/// The line of a merge conflict marker.
+fn find_conflict_marker(file: &str, text: &str) -> Option<String> {
+    let is_marker = |line: &str| {
+        let marker = line.split(' ').next().unwrap_or_default();
+        marker.len() == 7 && ["<", "=", ">"].iter().any(|sign| marker == sign.repeat(7))
     };
-    let place = text.lines().position(is_mark)? + 1;
-    Some(format!("{file}:{place}: a mark of a merge was left"))
+    let number = text.lines().position(is_marker)? + 1;
+    Some(format!("{file}:{number}: a merge conflict marker"))
 }
 
-/// Cargo calls that may write a lock file. `fuzz-lock` is the recipe that is meant to.
-fn unlocked(file: &str, text: &str) -> Vec<String> {
+/// Cargo calls that may write a lock file. The recipe `fuzz-lock` does so on purpose.
+fn find_unlocked_cargo_calls(file: &str, text: &str) -> Vec<String> {
     const RESOLVING: &[&str] = &[
         "bench", "build", "clippy", "deny", "install", "metadata", "nextest", "run", "test",
     ];
@@ -257,8 +266,8 @@ fn unlocked(file: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Relative links lead somewhere, and paths that ARCHITECTURE.md names exist.
-fn document(root: &Path, file: &str, text: &str) -> Vec<String> {
+/// Checks that the targets of relative links and the paths named in ARCHITECTURE.md exist.
+fn check_document(root: &Path, file: &str, text: &str) -> Vec<String> {
     let base = Path::new(file).parent().unwrap_or(Path::new(""));
     let mut complaints = Vec::new();
     for target in text
@@ -271,7 +280,9 @@ fn document(root: &Path, file: &str, text: &str) -> Vec<String> {
             continue;
         }
         if !root.join(base).join(path).exists() {
-            complaints.push(format!("{file}: the link to {target} leads nowhere"));
+            complaints.push(format!(
+                "{file}: the target of the link {target} does not exist"
+            ));
         }
     }
     if file == "ARCHITECTURE.md" {
@@ -330,85 +341,91 @@ mod tests {
     }
 
     #[test]
-    fn the_house_is_tidy() {
+    fn repository_has_no_complaints() {
         let root = root();
         assert_eq!(check(&root).unwrap(), Vec::<String>::new());
     }
 
     #[test]
-    fn a_wrong_direction_is_named() {
+    fn forbidden_dependency_is_reported() {
         assert_eq!(
-            directions(&[package("policy", &["store"])]),
+            check_dependencies(&[package("policy", &["store"])]),
             ["crate policy must not depend on store"]
         );
         assert_eq!(
-            directions(&[package("egress", &["mcp"])]),
+            check_dependencies(&[package("egress", &["mcp"])]),
             ["crate egress must not depend on mcp"]
         );
-        assert!(directions(&[package("control", &["store", "policy"])]).is_empty());
-        assert_eq!(directions(&[package("utils", &[])]).len(), 1);
+        assert!(check_dependencies(&[package("control", &["store", "policy"])]).is_empty());
+        assert_eq!(check_dependencies(&[package("utils", &[])]).len(), 1);
     }
 
     #[test]
-    fn a_crate_without_the_lints_is_named() {
+    fn crate_without_workspace_lints_is_reported() {
         let mut bare = package("policy", &[]);
         bare.manifest.clear();
         assert_eq!(
-            directions(&[bare]),
-            ["crate policy does not take the workspace's lints"]
+            check_dependencies(&[bare]),
+            ["crate policy does not inherit the workspace's lints"]
         );
     }
 
     #[test]
-    fn rooms_without_subject_and_ignored_tests_are_named() {
-        assert_eq!(source("crates/x/src/utils.rs", "").len(), 1);
+    fn vague_file_names_and_ignored_tests_are_reported() {
+        assert_eq!(check_source("crates/x/src/utils.rs", "").len(), 1);
         assert_eq!(
-            source("crates/x/src/a.rs", concat!("#[", "ignore]")).len(),
+            check_source("crates/x/src/a.rs", concat!("#[", "ignore]")).len(),
             1
         );
         assert_eq!(
-            source("crates/x/src/a.rs", &"x\n".repeat(LONGEST_FILE + 1)).len(),
+            check_source("crates/x/src/a.rs", &"x\n".repeat(MAX_FILE_LINES + 1)).len(),
             1
         );
-        assert_eq!(source("crates/x/src/lib.rs", "//! Does things.").len(), 1);
-        assert!(source("crates/x/src/a.rs", "fn a() {}").is_empty());
+        assert_eq!(
+            check_source("crates/x/src/lib.rs", "//! Does things.").len(),
+            1
+        );
+        assert!(check_source("crates/x/src/a.rs", "fn a() {}").is_empty());
     }
 
     #[test]
-    fn marks_of_a_merge_are_named() {
+    fn merge_conflict_marker_is_reported() {
         for sign in ["<", "=", ">"] {
             let text = format!("one\n{}\ntwo\n", sign.repeat(7));
-            let found = unmerged("a.md", &text);
-            assert_eq!(found.as_deref(), Some("a.md:2: a mark of a merge was left"));
+            let found = find_conflict_marker("a.md", &text);
+            assert_eq!(found.as_deref(), Some("a.md:2: a merge conflict marker"));
         }
         let text = format!("{} HEAD\n", "<".repeat(7));
-        assert!(unmerged("a.md", &text).is_some());
-        assert_eq!(unmerged("a.md", "======\n========\n  =======\n"), None);
+        assert!(find_conflict_marker("a.md", &text).is_some());
+        assert_eq!(
+            find_conflict_marker("a.md", "======\n========\n  =======\n"),
+            None
+        );
     }
 
     // Issue 14, number 18.
     #[test]
-    fn cargo_calls_without_locked_are_named() {
+    fn cargo_call_without_locked_is_reported() {
         let text = "a:\n    X=1 cargo build --quiet\n    cargo fmt --all\n    # cargo test\n    cargo test --locked\n";
         assert_eq!(
-            unlocked("justfile", text),
+            find_unlocked_cargo_calls("justfile", text),
             ["justfile:2: a cargo call without --locked"]
         );
         assert_eq!(
-            unlocked(".cargo/config.toml", "xtask = \"run --quiet\"").len(),
+            find_unlocked_cargo_calls(".cargo/config.toml", "xtask = \"run --quiet\"").len(),
             1
         );
         assert_eq!(
-            unlocked("test", "    local run=(cargo nextest run)").len(),
+            find_unlocked_cargo_calls("test", "    local run=(cargo nextest run)").len(),
             1
         );
     }
 
     #[test]
-    fn a_document_that_names_what_is_not_there_is_caught() {
+    fn missing_link_targets_and_paths_are_reported() {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("here.md"), "").unwrap();
-        let found = document(
+        let found = check_document(
             root.path(),
             "ARCHITECTURE.md",
             "[a](here.md) [b](gone.md) `crates/gone` `a b`",
@@ -416,7 +433,7 @@ mod tests {
         assert_eq!(
             found,
             [
-                "ARCHITECTURE.md: the link to gone.md leads nowhere",
+                "ARCHITECTURE.md: the target of the link gone.md does not exist",
                 "ARCHITECTURE.md: crates/gone does not exist"
             ]
         );

@@ -15,16 +15,16 @@ use std::sync::Arc;
 
 #[tokio::main]
 async fn main() {
-    let mut words = std::env::args().skip(1);
-    let mut word = || words.next().expect("ADDRESS CA.pem CA.key ROOT.pem");
-    let address = word().parse().expect("an address");
-    let (certificate, key) = (read_to_string(word()), read_to_string(word()));
+    let mut arguments = std::env::args().skip(1);
+    let mut argument = || arguments.next().expect("ADDRESS CA.pem CA.key ROOT.pem");
+    let address = argument().parse().expect("an address");
+    let (certificate, key) = (read_to_string(argument()), read_to_string(argument()));
     let key = KeyPair::from_pem(&key.expect("a key")).expect("a key");
     let certificate = certificate.expect("a certificate");
     let issuer = Issuer::from_ca_cert_pem(&certificate, key).expect("a certificate");
 
     let mut roots = RootCertStore::empty();
-    let root = CertificateDer::from_pem_file(word()).expect("a root");
+    let root = CertificateDer::from_pem_file(argument()).expect("a root");
     roots.add(root).expect("a root");
     let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
@@ -42,7 +42,11 @@ async fn main() {
 
     let proxy = Proxy::builder()
         .with_addr(address)
-        .with_ca(RcgenAuthority::new(issuer, 1000, aws_lc_rs::default_provider()))
+        .with_ca(RcgenAuthority::new(
+            issuer,
+            1000,
+            aws_lc_rs::default_provider(),
+        ))
         .with_http_connector(connector)
         .build()
         .expect("a proxy");

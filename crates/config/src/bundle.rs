@@ -12,7 +12,7 @@ mod directory;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use policy::rego::policy_bundle::{PolicyBundle, Terms};
+use policy::rego::policy_bundle::{BundleTerms, PolicyBundle};
 use policy::rego::{self, Budget, BundleError, Module};
 use serde_json::{Map, Value};
 
@@ -129,9 +129,9 @@ pub fn judges(
         if !named.decides(entrypoint) {
             continue;
         }
-        let terms = Terms {
+        let terms = BundleTerms {
             budget: Budget::of(section.timeout),
-            counts: named.mode == BundleMode::Enforce,
+            is_enforced: named.mode == BundleMode::Enforce,
             fail_open: section.fail_open,
         };
         match read(named) {

@@ -1,9 +1,9 @@
 //! Configuration files of the operator: schema, strict parsing, layers, and the `Settings`
 //! snapshot.
 //!
-//! Bytes become a tree that knows every line; variables are filled into its scalars; the
-//! tree is checked against a schema derived from the types; what remains is deserialised
-//! and checked against itself. Every mistake of every file is reported in one go.
+//! A file is parsed to a tree with positions; variables are expanded in its scalars; the tree
+//! is validated against a schema derived from the types; the valid part is deserialised and
+//! checked for consistency. All mistakes of all files are reported at once.
 //!
 //! This crate reads files only when it is called to do so.
 //!
@@ -62,7 +62,7 @@ pub fn schema() -> serde_json::Value {
     palisade_file::PALISADE.schema.clone()
 }
 
-/// What `palisade config init` writes: a starter that loads as it is.
+/// The file that `palisade config init` writes: a valid starter.
 pub const TEMPLATE: &str = include_str!("template.yaml");
 
 /// The text of docs/config.md: every key of every file, with type, default and description.
@@ -70,10 +70,10 @@ pub fn reference_markdown() -> String {
     reference::write()
 }
 
-/// Reads `bytes` as each kind of file in turn and forgets the answer: for fuzzing, where
-/// only a panic or a hang is news.
-pub fn exercise(bytes: &[u8]) {
+/// Parses `bytes` as each kind of file and discards the result: for fuzzing, which finds panics
+/// and hangs.
+pub fn fuzz_check(bytes: &[u8]) {
     let env = |name: &str| (name.len() == 1).then(|| "1".to_owned());
-    sources::exercise(bytes, &env);
-    repository::exercise(bytes);
+    sources::fuzz_check(bytes, &env);
+    repository::fuzz_check(bytes);
 }

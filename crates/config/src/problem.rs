@@ -137,10 +137,10 @@ impl std::error::Error for Problems {}
 /// `text` in single quotes, shortened, and with terminal control characters escaped: some files are
 /// untrusted.
 pub(crate) fn quote(text: &str) -> String {
-    const LONGEST: usize = 64;
+    const MAX_CHARS: usize = 64;
     let mut quoted = String::from("'");
-    for (place, c) in text.chars().enumerate() {
-        if place == LONGEST {
+    for (index, c) in text.chars().enumerate() {
+        if index == MAX_CHARS {
             quoted.push('…');
             break;
         }

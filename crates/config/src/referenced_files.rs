@@ -8,30 +8,30 @@ use sha2::{Digest, Sha256};
 
 use crate::file::{self, Links};
 
-/// Entries of a bundle that are looked at every second. A change beyond them is seen by an
-/// explicit reload.
+/// Maximum number of bundle entries that are checked every second. A change of further entries
+/// is found by an explicit reload only.
 const MAX_ENTRIES: usize = 10_000;
 
-/// How deep a bundle is looked into, as when it is read.
+/// Maximum nesting depth, as when a bundle is read.
 const MAX_DEPTH: usize = 16;
 
-/// The most of a resolvers' file that counts.
+/// Maximum number of bytes of a resolver file that are compared.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// One of them, as it was at one moment.
+/// The state of a bundle or file at one moment.
 #[derive(Clone)]
 pub(crate) struct ReferencedFiles {
     hash: [u8; 32],
-    /// What it consists of.
+    /// The files.
     pub(crate) files: Vec<PathBuf>,
-    /// Where something could appear.
+    /// The directories in which a file could appear.
     pub(crate) directories: Vec<PathBuf>,
 }
 
-/// Nothing of it is shown: a path may have come from a variable.
+/// Shows no path: a path may contain the value of a variable.
 impl std::fmt::Debug for ReferencedFiles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut parts = f.debug_struct("Beside");
+        let mut parts = f.debug_struct("ReferencedFiles");
         parts
             .field("files", &self.files.len())
             .finish_non_exhaustive()
@@ -39,7 +39,7 @@ impl std::fmt::Debug for ReferencedFiles {
 }
 
 impl ReferencedFiles {
-    /// A file that is short enough to be read each time.
+    /// A short file, whose content is compared.
     pub(crate) fn file(path: PathBuf) -> Self {
         let mut hash = Sha256::new();
         match file::read(&path, MAX_BYTES, Links::Follow) {
@@ -53,7 +53,7 @@ impl ReferencedFiles {
         }
     }
 
-    /// A bundle, which may be large: size, times and place of each file tell a change.
+    /// A bundle, which may be large: size, times and path of each file are compared.
     pub(crate) fn bundle(path: &Path) -> Self {
         let mut walk = TreeWalk {
             hash: Sha256::new(),
@@ -69,7 +69,7 @@ impl ReferencedFiles {
         }
     }
 
-    /// Tells one state from another.
+    /// A hash that differs after a change.
     pub(crate) fn fingerprint(&self) -> &[u8; 32] {
         &self.hash
     }
@@ -91,7 +91,7 @@ impl TreeWalk {
         let name = path.as_os_str().as_encoded_bytes();
         self.hash.update((name.len() as u64).to_be_bytes());
         self.hash.update(name);
-        // Links are followed: Kubernetes swaps what is behind them.
+        // Links are followed: Kubernetes changes their targets.
         let metadata = match std::fs::metadata(path) {
             Ok(metadata) => metadata,
             Err(error) => {

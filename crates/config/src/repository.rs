@@ -205,8 +205,8 @@ impl TrustedRepoFile {
     }
 }
 
-/// See [`crate::exercise`].
-pub(crate) fn exercise(bytes: &[u8]) {
+/// See [`crate::fuzz_check`].
+pub(crate) fn fuzz_check(bytes: &[u8]) {
     let path = Path::new(FILE_NAME);
     Layer::<RepoKeys>::read(&REPOSITORY, path, bytes, None, &mut Vec::new());
 }

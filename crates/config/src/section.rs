@@ -1,7 +1,7 @@
 //! The sections of palisade.yaml, one module each, as types.
 //!
-//! A field's comment is also its description in the schema and in docs/config.md, so it
-//! speaks to the operator. Every key but `version` has a default.
+//! A field's comment is also its description in the schema and in docs/config.md, so it is
+//! written for the operator. Every key but `version` has a default.
 
 pub mod approvals;
 pub mod audit;

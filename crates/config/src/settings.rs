@@ -8,7 +8,7 @@ use policy::allowlist::Allowlist;
 use policy::breaker::BreakerConfig;
 use policy::bucket::Rate;
 use policy::host::Host;
-use policy::push::{OnSecret, PushRules};
+use policy::push::{PushRules, SecretAction};
 use policy::refs::RefRules;
 use policy::registration::AuthMode;
 use serde::Serialize;
@@ -189,10 +189,10 @@ impl Settings {
                 deny_force_push: self.git.deny_force_push,
             },
             secrets: match self.git.scan {
-                GitAction::Deny => OnSecret::Deny,
-                GitAction::Ask => OnSecret::Ask,
-                GitAction::Note => OnSecret::Note,
-                GitAction::Off => OnSecret::Off,
+                GitAction::Deny => SecretAction::Deny,
+                GitAction::Ask => SecretAction::Ask,
+                GitAction::Note => SecretAction::Note,
+                GitAction::Off => SecretAction::Off,
             },
         }
     }

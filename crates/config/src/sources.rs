@@ -402,8 +402,8 @@ fn directory(file: &Path) -> PathBuf {
     std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned())
 }
 
-/// See [`crate::exercise`].
-pub(crate) fn exercise(bytes: &[u8], env: Env<'_>) {
+/// See [`crate::fuzz_check`].
+pub(crate) fn fuzz_check(bytes: &[u8], env: Env<'_>) {
     let file = |name: &str| {
         Some(SourceFile {
             path: PathBuf::from(name),

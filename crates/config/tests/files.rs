@@ -54,12 +54,12 @@ fn load(yaml: &str) -> Result<Settings, String> {
 #[track_caller]
 fn check(yaml: &str, expected: &[&str]) {
     let yaml = format!("version: \"1.0\"\n{yaml}");
-    let said = load(&yaml).err().unwrap_or_default();
-    let said: Vec<&str> = said
+    let problems = load(&yaml).err().unwrap_or_default();
+    let problems: Vec<&str> = problems
         .lines()
         .map(|l| l.trim_start_matches("palisade.yaml:"))
         .collect();
-    assert_eq!(said, expected, "\n{yaml}");
+    assert_eq!(problems, expected, "\n{yaml}");
 }
 
 /// A file of tests/data.

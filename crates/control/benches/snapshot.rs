@@ -1,4 +1,4 @@
-//! Reading the settings in force. Every request does it at least once.
+//! Benchmark: reads the settings in force, as every request does at least once.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ fn read_snapshot(c: &mut Criterion) {
         b.iter(|| black_box(settings.load().egress.timeouts.connect));
     });
 
-    // Seven more readers on the same pointer. On fewer cores than threads the wall time
-    // per read includes the others' turns.
+    // Seven more readers of the same pointer. With fewer cores than threads, the wall time per
+    // read includes the time slices of the others.
     let done = Arc::new(AtomicBool::new(false));
     let readers: Vec<_> = (0..7)
         .map(|_| {

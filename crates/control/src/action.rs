@@ -1,11 +1,11 @@
-//! The closed list of what can be asked.
+//! [`Action`]: the closed list of operations that the control socket accepts.
 
 use std::path::PathBuf;
 
 use policy::audit::Kind;
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use sandbox::contract::Force;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,14 +15,14 @@ use crate::body::{
 };
 use crate::registration_request::RegisterRequest;
 
-/// One thing an operator asks. Everything the gate can be told is a variant here.
+/// One operation of the control API. Every operation of the gate is a variant here.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// How the gate is.
+    /// Health report of the gate.
     Health(HealthDepth),
-    /// Numbers, as Prometheus text.
+    /// Metrics, as Prometheus text.
     Metrics,
-    /// This list, as an OpenAPI document.
+    /// The API, as an OpenAPI document.
     Describe,
     /// Every registration.
     ListRegistrations,
@@ -32,33 +32,33 @@ pub enum Action {
     Register(Box<RegisterRequest>),
     /// Ends a registration.
     Unregister(SandboxId),
-    /// Every sandbox, or those that a name or id may mean.
+    /// Every sandbox, or those that match a name or id.
     ListSandboxes(Option<String>),
     /// One sandbox.
     ShowSandbox(SandboxId),
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     CreateSandbox(Box<CreateBody>, ReplyMode),
-    /// Removes a sandbox with everything it had.
+    /// Deletes a sandbox with its files and branch.
     DeleteSandbox(SandboxId, Force),
-    /// Stops every process of a sandbox.
+    /// Suspends every process of a sandbox.
     PauseSandbox(SandboxId),
     /// Resumes all processes of a sandbox.
     ResumeSandbox(SandboxId),
-    /// Lets an operator into a sandbox.
+    /// Opens an operator's session in a sandbox.
     EnterSandbox(SandboxId, SessionBody),
     /// Commits a sandbox's workspace to its branch.
     SnapshotSandbox(SandboxId, SnapshotBody),
     /// The checkpoints of a sandbox.
     ListCheckpoints(SandboxId),
-    /// Keeps the files of a sandbox under a label.
+    /// Saves the files of a sandbox under a label.
     MakeCheckpoint(SandboxId, LabelBody),
-    /// Puts the files of a checkpoint back.
+    /// Restores the files of a checkpoint.
     RestoreCheckpoint(SandboxId, RestoreBody),
-    /// Makes a sandbox with the files and the branch of another.
+    /// Creates a sandbox with the files and the branch of another.
     ForkSandbox(SandboxId, ForkBody),
     /// The ports of a sandbox.
     ListPorts(SandboxId),
-    /// Publishes a port of a sandbox, or takes it back.
+    /// Publishes a port of a sandbox, or unpublishes it.
     PublishPort(SandboxId, PortBody),
     /// Audit records, oldest or newest first.
     QueryAudit(AuditQuery),
@@ -68,47 +68,47 @@ pub enum Action {
     TailAudit(AuditQuery),
     /// Checks the audit chain.
     VerifyAudit,
-    /// The settings in force, and where each came from.
+    /// The settings in force, and the origin of each.
     ShowConfig,
-    /// Reads the files again, now.
+    /// Reloads the configuration files now.
     ReloadConfig,
     /// Copies the database to a file.
     BackupRegistry(PathBuf),
-    /// Puts a backup in the database's place.
+    /// Replaces the database by a backup.
     RestoreRegistry(PathBuf),
-    /// Starts an empty database.
+    /// Replaces the database by an empty one.
     ResetRegistry,
     /// The certificate authority, without its key.
     ShowAuthority,
-    /// Puts a new root in the authority's place.
+    /// Replaces the root of the authority.
     RotateAuthority,
-    /// Why a request was refused, or what became of it.
+    /// Why a request was refused, or how it ended.
     ExplainRequest(RequestId),
-    /// What would become of a request.
+    /// The decision about a request that is not sent.
     TryPolicy(TryBody),
-    /// The servers behind the bridge and what is known of their tools.
+    /// The servers behind the bridge, with the tools seen of each.
     ListTools,
-    /// Takes changed definitions of tools for the true ones.
+    /// Trusts changed definitions of tools.
     AcceptTools(AcceptBody),
     /// Stops the gate.
     Shutdown,
 }
 
-/// What a health report is made of.
+/// Whether a health report runs its checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthDepth {
-    /// Checks that are made now: the registry is read, listeners are connected to.
+    /// The checks run now: the registry is read, and each listener gets a test connection.
     Checked,
-    /// The state as it is known, at once.
+    /// The last known state, without running checks.
     Known,
 }
 
 /// When a caller receives the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyMode {
-    /// When it is done.
+    /// One reply, when the action is done.
     Single,
-    /// As it goes, in lines.
+    /// JSON lines, as the action progresses.
     Stream,
 }
 
@@ -157,34 +157,34 @@ impl Action {
     }
 }
 
-/// Which audit records.
+/// A filter for audit records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditQuery {
-    /// Only this sandbox's.
+    /// Only records of this sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxId>,
-    /// Only this plane's.
+    /// Only records of this kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<Kind>,
-    /// Only with this verdict.
+    /// Only records with this verdict.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub verdict: Option<Word>,
-    /// Only with this reason.
+    pub verdict: Option<VerdictKind>,
+    /// Only records with this reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// Only of this request.
+    /// Only records of this request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<RequestId>,
-    /// From this moment on (milliseconds since 1970).
+    /// Only records since this time (milliseconds since 1970).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
-    /// Before this moment (milliseconds since 1970).
+    /// Only records before this time (milliseconds since 1970).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<i64>,
-    /// Only after this record.
+    /// Only records after this sequence number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// At most so many.
+    /// Maximum number of records.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
     /// Newest first.
@@ -198,7 +198,7 @@ pub struct AuditQuery {
 pub struct AcceptBody {
     /// The server, by its name in `tools`.
     pub server: String,
-    /// One of its tools; all of them if not said.
+    /// One of its tools; all that have changed if omitted.
     #[serde(default)]
     pub tool: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Reads the audit log for a client: a page, all of it, or as it is written.
+//! Audit actions: query one page, export all records, follow new records, verify the chains.
 
 use std::io::{self, Write};
 
@@ -12,27 +12,27 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::action::AuditQuery;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 
-/// Records in one answer when the asker does not say.
+/// Records in one page if the query sets no limit.
 const DEFAULT_RECORDS: u32 = 100;
 
-/// Records in one answer at the most; more is what export is for.
+/// Maximum number of records in one page; export has no such limit.
 const MAX_RECORDS: u32 = 10_000;
 
-/// Records read at a time for a follower.
+/// Records read at a time for a tail.
 const TAIL_PAGE: usize = 256;
 
 /// Chunks in flight to a client that reads slowly.
-const PIECES_AHEAD: usize = 16;
+const CHUNKS_AHEAD: usize = 16;
 
-/// The size of a piece of an export.
-const PIECE: usize = 32 * 1024;
+/// The size of one chunk of an export.
+const CHUNK_SIZE: usize = 32 * 1024;
 
-type Pieces = mpsc::Sender<Result<Bytes, io::Error>>;
+type ChunkSender = mpsc::Sender<Result<Bytes, io::Error>>;
 
 /// One page of records.
-pub(crate) async fn query(store: &Store, wanted: AuditQuery) -> Result<Reply, ControlError> {
+pub(crate) async fn query(store: &Store, wanted: AuditQuery) -> Result<ControlReply, ControlError> {
     let mut filter = filter(wanted);
     let limit = filter
         .limit
@@ -42,27 +42,28 @@ pub(crate) async fn query(store: &Store, wanted: AuditQuery) -> Result<Reply, Co
     flush(store).await;
     let records = store.audit().query(filter).await?;
     let records: Vec<Value> = records.iter().map(as_json).collect();
-    Ok(Reply::ok(json!({ "records": records })))
+    Ok(ControlReply::ok(json!({ "records": records })))
 }
 
-/// Whoever saw an answer finds its record; where it cannot be written, what was is shown.
+/// Waits until pending records are written, so that a query finds the record of a request that
+/// was already answered. If the flush fails, the query shows the records written so far.
 async fn flush(store: &Store) {
     if let Err(error) = store.audit().flush().await {
-        tracing::debug!(%error, "records are still on their way");
+        tracing::debug!(%error, "audit flush failed before a query");
     }
 }
 
-/// Every record that is wanted, as lines, in constant memory.
+/// Every matching record as JSON lines, in constant memory.
 pub(crate) async fn export(
     store: &Store,
     wanted: AuditQuery,
-    place: OwnedSemaphorePermit,
-) -> Reply {
+    permit: OwnedSemaphorePermit,
+) -> ControlReply {
     flush(store).await;
-    let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
+    let (chunks, lines) = mpsc::channel(CHUNKS_AHEAD);
     let (audit, filter) = (store.audit(), filter(wanted));
     tokio::task::spawn_blocking(move || {
-        let mut out = io::BufWriter::with_capacity(PIECE, Outgoing(pieces.clone()));
+        let mut out = io::BufWriter::with_capacity(CHUNK_SIZE, ChunkWriter(chunks.clone()));
         let done = audit.export_blocking(&filter, &mut out).and_then(|_| {
             out.flush().map_err(|e| StoreError::Export {
                 reason: e.to_string(),
@@ -70,16 +71,17 @@ pub(crate) async fn export(
         });
         if let Err(error) = done {
             // The client sees a broken stream rather than one that seems complete.
-            let _ = pieces.blocking_send(Err(io::Error::other(error)));
+            let _ = chunks.blocking_send(Err(io::Error::other(error)));
         }
-        drop(place);
+        drop(permit);
     });
-    Reply::Lines(lines)
+    ControlReply::Lines(lines)
 }
 
-struct Outgoing(Pieces);
+/// Writes to a client that receives chunks.
+struct ChunkWriter(ChunkSender);
 
-impl Write for Outgoing {
+impl Write for ChunkWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0
             .blocking_send(Ok(Bytes::copy_from_slice(bytes)))
@@ -92,14 +94,14 @@ impl Write for Outgoing {
     }
 }
 
-/// Records from now on (or after a given one), until the client hangs up.
+/// New records (or those after a given one), until the client disconnects.
 pub(crate) fn tail(
     store: &Store,
     wanted: AuditQuery,
     stop: &CancellationToken,
-    place: OwnedSemaphorePermit,
-) -> Reply {
-    let (pieces, lines) = mpsc::channel(PIECES_AHEAD);
+    permit: OwnedSemaphorePermit,
+) -> ControlReply {
+    let (chunks, lines) = mpsc::channel(CHUNKS_AHEAD);
     let (audit, stop) = (store.audit(), stop.clone());
     let mut newest = audit.follow();
     let mut filter = AuditFilter {
@@ -109,12 +111,12 @@ pub(crate) fn tail(
     };
     filter.after_seq.get_or_insert(*newest.borrow_and_update());
     tokio::spawn(async move {
-        let _place = place;
+        let _permit = permit;
         loop {
             let page = match audit.query(filter.clone()).await {
                 Ok(page) => page,
                 Err(error) => {
-                    let _ = pieces.send(Err(io::Error::other(error))).await;
+                    let _ = chunks.send(Err(io::Error::other(error))).await;
                     return;
                 }
             };
@@ -122,9 +124,9 @@ pub(crate) fn tail(
             for record in page {
                 filter.after_seq = Some(record.seq);
                 let line = format!("{}\n", record.line());
-                // A client that does not read must not hold up the stop.
+                // A client that does not read must not delay the shutdown.
                 tokio::select! {
-                    sent = pieces.send(Ok(Bytes::from(line))) => if sent.is_err() { return },
+                    sent = chunks.send(Ok(Bytes::from(line))) => if sent.is_err() { return },
                     () = stop.cancelled() => return,
                 }
             }
@@ -133,21 +135,21 @@ pub(crate) fn tail(
             }
             tokio::select! {
                 changed = newest.changed() => if changed.is_err() { return },
-                () = pieces.closed() => return,
+                () = chunks.closed() => return,
                 () = stop.cancelled() => return,
             }
         }
     });
-    Reply::Lines(lines)
+    ControlReply::Lines(lines)
 }
 
-/// Checks every chain.
-pub(crate) async fn verify(store: &Store) -> Result<Reply, ControlError> {
+/// Verifies every chain.
+pub(crate) async fn verify(store: &Store) -> Result<ControlReply, ControlError> {
     let audit = store.audit();
     let report = tokio::task::spawn_blocking(move || audit.verify_blocking())
         .await
         .map_err(|error| ControlError::Unavailable(error.to_string()))??;
-    Ok(Reply::ok(json!({
+    Ok(ControlReply::ok(json!({
         "intact": report.is_intact(),
         "records": report.records,
         "chains": report.chains,

@@ -1,4 +1,4 @@
-//! The bodies of requests about sandboxes and policies.
+//! Request bodies of the control API for sandboxes and policies.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,40 +14,40 @@ use crate::registration_request::{UnknownFields, repo_schema};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateBody {
-    /// What to call it.
+    /// Sandbox name.
     pub name: String,
     /// An absolute path in the operator's repository; none for an empty workspace.
     #[serde(default)]
     pub repository: Option<PathBuf>,
-    /// How many generations of history come along; all of them if not said.
+    /// Clone depth; full history if omitted.
     #[serde(default)]
     pub depth: Option<u32>,
-    /// Whether uncommitted changes come along.
+    /// Whether to copy uncommitted changes.
     #[serde(default)]
     pub dirty: bool,
-    /// Repositories it may speak to, each as owner/name or as an object with `name` and
-    /// `max_receive_pack_bytes`; the one `origin` points to if not said.
+    /// Repositories that the sandbox may use, each as owner/name or as an object with `name`
+    /// and `max_receive_pack_bytes`; the one that `origin` points to if omitted.
     #[serde(default)]
     #[schemars(schema_with = "repos_schema")]
     pub repos: Option<Vec<Value>>,
-    /// As whom it pushes: user or bot.
+    /// Identity for git push: user or bot.
     #[serde(default)]
     pub auth_mode: Option<String>,
-    /// What keeps it in: namespace, docker or remote; as configured if not said.
+    /// Isolation backend: namespace, docker or remote; `sandbox.backend` if omitted.
     #[serde(default)]
     pub backend: Option<String>,
-    /// Whether the agent is root inside.
+    /// Whether the agent is root in the sandbox.
     #[serde(default)]
     pub root: bool,
-    /// Whether programs inside may make user namespaces.
+    /// Whether programs in the sandbox may create user namespaces.
     #[serde(default)]
     pub nested: bool,
-    /// A program and its arguments that run once in the new sandbox, instead of the configured
-    /// set-up command. If they fail, nothing is made.
+    /// A program and its arguments to run once in the new sandbox, instead of the configured
+    /// set-up command. If the command fails, no sandbox is created.
     #[serde(default)]
     pub setup_command: Option<Vec<String>>,
-    /// Ports of the host's loopback that lead inside from the start. One that is taken is a
-    /// refusal, and nothing is made.
+    /// Ports to publish on the host's loopback from the start. If a port is in use, no sandbox
+    /// is created.
     #[serde(default)]
     pub publish: Vec<PortBody>,
 }
@@ -62,7 +62,7 @@ fn repos_schema(_: &mut SchemaGenerator) -> Schema {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotBody {
-    /// What was done, such as `bash: cargo test`.
+    /// The commit message, such as `bash: cargo test`.
     pub message: String,
 }
 
@@ -70,21 +70,21 @@ pub struct SnapshotBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionBody {
-    /// What for.
+    /// The purpose of the session.
     pub purpose: Purpose,
 }
 
-/// What a sandbox is entered for.
+/// The purpose of a session in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// A command.
+    /// Run a command.
     Exec,
-    /// A shell.
+    /// Open a shell.
     Shell,
-    /// Files in.
+    /// Copy files in.
     Upload,
-    /// Files out.
+    /// Copy files out.
     Download,
 }
 
@@ -92,17 +92,18 @@ pub enum Purpose {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LabelBody {
-    /// What it is called.
+    /// The label of the checkpoint.
     pub label: String,
 }
 
-/// The body of a request to put a checkpoint back.
+/// The body of a request to restore a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RestoreBody {
-    /// What it is called.
+    /// The label of the checkpoint.
     pub label: String,
-    /// Whether to give up what the workspace holds now, instead of taking a snapshot first.
+    /// Whether to discard the current files of the workspace instead of committing a snapshot
+    /// first.
     #[serde(default)]
     pub no_snapshot: bool,
 }
@@ -111,7 +112,7 @@ pub struct RestoreBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkBody {
-    /// What to call the new sandbox.
+    /// Name of the new sandbox.
     pub name: String,
 }
 
@@ -119,14 +120,14 @@ pub struct ForkBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PortBody {
-    /// Where the host listens: an address of its loopback. Port 0 lets the system choose.
+    /// Listen address on the host's loopback. Port 0 lets the system choose a port.
     pub host: SocketAddr,
-    /// The port inside; 0 takes the publication back.
+    /// The port in the sandbox; 0 unpublishes the address.
     pub port: u16,
 }
 
 impl Purpose {
-    /// The word in audit records.
+    /// The purpose as audit records name it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Purpose::Exec => "exec",
@@ -137,20 +138,21 @@ impl Purpose {
     }
 }
 
-/// The body of a request that asks what would become of another.
+/// The body of a request for the decision about another request, which is not sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TryBody {
-    /// The URL that would be asked for.
+    /// The URL of the request.
     pub url: String,
-    /// The method; GET when not given.
+    /// The method; GET if omitted.
     #[serde(default = "get", skip_serializing_if = "is_get")]
     pub method: String,
-    /// The sandbox that would ask; rules that are only about some do not count without.
+    /// The sandbox that would send the request; if omitted, rules for single sandboxes do not
+    /// apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub sandbox: Option<SandboxId>,
-    /// The program inside that would ask.
+    /// The program in the sandbox that would send the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The other end of the door: what the CLI and its kin ask with.
+//! HTTP client of the control socket, for the command line and the MCP server.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,52 +14,52 @@ use tokio::net::UnixStream;
 
 use crate::http_api::{LINES, VERSION_HEADER};
 
-/// Why nothing useful came back.
+/// Why a call to the gate failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// Nobody listens.
-    #[error("no gate answers on {path}: {reason}")]
+pub enum ControlClientError {
+    /// No gate accepts connections on the socket.
+    #[error("the gate does not answer on {path}: {reason}")]
     Unreachable {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         reason: io::Error,
     },
-    /// The conversation broke off.
-    #[error("the gate hung up: {0}")]
+    /// The connection ended early, or the response is invalid.
+    #[error("the connection to the gate failed: {0}")]
     Broken(String),
-    /// The gate said no.
+    /// The gate answered with an error.
     #[error("{message}")]
     Refused {
-        /// The status it answered with.
+        /// The HTTP status.
         status: StatusCode,
-        /// Its stable word.
+        /// The stable error code.
         code: String,
-        /// Its sentence.
+        /// The error message.
         message: String,
-        /// Its whole answer.
+        /// The whole JSON body.
         body: Value,
     },
 }
 
-/// A gate, reached through its socket. Each call is a connection of its own: calls are
-/// few, and a gate that was restarted in between is simply the next one to answer.
+/// A client of one gate's socket. Each call opens its own connection: calls are few, and a gate
+/// that was restarted in between answers the next call.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct ControlClient {
     socket: PathBuf,
     limit: Option<Duration>,
 }
 
-/// An answer whose body has not been read yet.
+/// A response whose body has not been read yet.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ControlResponse {
     status: StatusCode,
     version: Option<String>,
     in_lines: bool,
     body: Incoming,
 }
 
-impl Client {
+impl ControlClient {
     /// A client for the gate at `socket`.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// The same client with a bound on how long an answer may take. A gate that is stopped
+    /// The same client with a timeout for the head of each response. A gate that is suspended
     /// or stuck accepts connections and never answers.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
@@ -76,32 +76,33 @@ impl Client {
         self
     }
 
-    /// Where the gate is.
+    /// The path of the gate's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
     /// GETs `path`.
-    pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
+    pub async fn get(&self, path: &str) -> Result<Value, ControlClientError> {
         self.send(Method::GET, path, None).await?.json().await
     }
 
     /// POSTs `body` to `path`.
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Value, ControlClientError> {
         self.send(Method::POST, path, Some(body))
             .await?
             .json()
             .await
     }
 
-    /// POSTs `body` to `path`, and receives progress from a gate that streams it.
+    /// POSTs `body` to `path`; `on_progress` receives the progress lines of a streamed
+    /// response.
     pub async fn post_watched(
         &self,
         path: &str,
         body: &Value,
         on_progress: impl FnMut(&Value),
-    ) -> Result<Value, ClientError> {
-        let sent = self.send_patiently(Method::POST, path, Some(body), LINES);
+    ) -> Result<Value, ControlClientError> {
+        let sent = self.send_without_timeout(Method::POST, path, Some(body), LINES);
         let answer = sent.await?;
         if answer.in_lines {
             answer.last_line(on_progress).await
@@ -111,18 +112,18 @@ impl Client {
     }
 
     /// DELETEs `path`.
-    pub async fn delete(&self, path: &str) -> Result<Value, ClientError> {
+    pub async fn delete(&self, path: &str) -> Result<Value, ControlClientError> {
         self.send(Method::DELETE, path, None).await?.json().await
     }
 
-    /// Sends one request and returns when the head of the answer is there.
+    /// Sends one request and returns when the head of the response has arrived.
     pub async fn send(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
-    ) -> Result<Answer, ClientError> {
-        let sent = self.send_patiently(method, path, body, "*/*");
+    ) -> Result<ControlResponse, ControlClientError> {
+        let sent = self.send_without_timeout(method, path, body, "*/*");
         match self.limit {
             None => sent.await,
             Some(limit) => tokio::time::timeout(limit, sent)
@@ -131,20 +132,20 @@ impl Client {
         }
     }
 
-    fn unreachable(&self, reason: io::Error) -> ClientError {
-        ClientError::Unreachable {
+    fn unreachable(&self, reason: io::Error) -> ControlClientError {
+        ControlClientError::Unreachable {
             path: self.socket.clone(),
             reason,
         }
     }
 
-    async fn send_patiently(
+    async fn send_without_timeout(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
         accept: &'static str,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<ControlResponse, ControlClientError> {
         let stream = UnixStream::connect(&self.socket)
             .await
             .map_err(|error| self.unreachable(error))?;
@@ -153,7 +154,7 @@ impl Client {
             .map_err(broken)?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection to the gate ended early");
+                tracing::debug!(%error, "connection to the gate ended early");
             }
         });
         let body = body
@@ -167,7 +168,7 @@ impl Client {
             .header(header::ACCEPT, accept)
             .header(VERSION_HEADER, env!("CARGO_PKG_VERSION"))
             .body(Full::new(body))
-            .map_err(|error| ClientError::Broken(error.to_string()))?;
+            .map_err(|error| ControlClientError::Broken(error.to_string()))?;
         let response = sender.send_request(request).await.map_err(broken)?;
         let version = response
             .headers()
@@ -175,7 +176,7 @@ impl Client {
             .and_then(|value| value.to_str().ok())
             .map(str::to_owned);
         let kind = response.headers().get(header::CONTENT_TYPE);
-        Ok(Answer {
+        Ok(ControlResponse {
             status: response.status(),
             version,
             in_lines: kind.is_some_and(|kind| kind.as_bytes() == LINES.as_bytes()),
@@ -184,30 +185,32 @@ impl Client {
     }
 }
 
-impl Answer {
-    /// The version of the gate that answered.
+impl ControlResponse {
+    /// The version of the gate.
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// The whole answer as JSON, or the gate's refusal.
-    pub async fn json(self) -> Result<Value, ClientError> {
+    /// The whole response as JSON, or the gate's error.
+    pub async fn json(self) -> Result<Value, ControlClientError> {
         let status = self.status;
         let bytes = self.body.collect().await.map_err(broken)?.to_bytes();
-        let value: Value = serde_json::from_slice(&bytes)
-            .map_err(|error| ClientError::Broken(format!("its answer is not JSON: {error}")))?;
+        let value: Value = serde_json::from_slice(&bytes).map_err(|error| {
+            ControlClientError::Broken(format!("the response is not JSON: {error}"))
+        })?;
         if status.is_success() {
             Ok(value)
         } else {
-            Err(refusal(status, value))
+            Err(refused(status, value))
         }
     }
 
-    /// The answer at the end of a stream of lines; `on_progress` receives the lines about progress.
+    /// The result at the end of a stream of JSON lines; `on_progress` receives the progress
+    /// lines.
     async fn last_line(
         mut self,
         mut on_progress: impl FnMut(&Value),
-    ) -> Result<Value, ClientError> {
+    ) -> Result<Value, ControlClientError> {
         let mut rest = Vec::new();
         while let Some(frame) = self.body.frame().await {
             let frame = frame.map_err(broken)?;
@@ -215,7 +218,7 @@ impl Answer {
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = rest.drain(..=end).collect();
                 let mut line: Value = serde_json::from_slice(&line).map_err(|error| {
-                    ClientError::Broken(format!("its answer is not JSON: {error}"))
+                    ControlClientError::Broken(format!("the response is not JSON: {error}"))
                 })?;
                 if let Some(progress) = line.get("progress") {
                     on_progress(progress);
@@ -226,25 +229,33 @@ impl Answer {
                     let status = status.and_then(|status| u16::try_from(status).ok());
                     let status = status.and_then(|status| StatusCode::from_u16(status).ok());
                     let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                    return Err(refusal(status, failed.take()));
+                    return Err(refused(status, failed.take()));
                 }
             }
         }
-        Err(ClientError::Broken("its answer has no end".to_owned()))
+        Err(ControlClientError::Broken(
+            "the response has no last line".to_owned(),
+        ))
     }
 
-    /// The whole answer as text, or the gate's refusal.
-    pub async fn text(self) -> Result<String, ClientError> {
+    /// The whole response as text, or the gate's error.
+    pub async fn text(self) -> Result<String, ControlClientError> {
         if !self.status.is_success() {
             self.json().await?;
-            return Err(ClientError::Broken("a refusal without a reason".to_owned()));
+            return Err(ControlClientError::Broken(
+                "the gate answered with an error status and no error message".to_owned(),
+            ));
         }
         let bytes = self.body.collect().await.map_err(broken)?.to_bytes();
-        String::from_utf8(bytes.into()).map_err(|error| ClientError::Broken(error.to_string()))
+        String::from_utf8(bytes.into())
+            .map_err(|error| ControlClientError::Broken(error.to_string()))
     }
 
-    /// Hands over the body piece by piece as it arrives; `false` from `take` ends it.
-    pub async fn stream(mut self, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), ClientError> {
+    /// Passes each chunk of the body to `take` as it arrives; `take` returns `false` to stop.
+    pub async fn stream(
+        mut self,
+        mut take: impl FnMut(&[u8]) -> bool,
+    ) -> Result<(), ControlClientError> {
         if !self.status.is_success() {
             return self.json().await.map(drop);
         }
@@ -259,11 +270,11 @@ impl Answer {
     }
 }
 
-fn refusal(status: StatusCode, body: Value) -> ClientError {
+fn refused(status: StatusCode, body: Value) -> ControlClientError {
     let text = |name: &str| body.get(name).and_then(Value::as_str).map(str::to_owned);
     let message = text("error").unwrap_or_else(|| format!("the gate answered {status}"));
     let code = text("code").unwrap_or_default();
-    ClientError::Refused {
+    ControlClientError::Refused {
         status,
         code,
         message,
@@ -271,7 +282,10 @@ fn refusal(status: StatusCode, body: Value) -> ClientError {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the shape map_err asks for")]
-fn broken(error: hyper::Error) -> ClientError {
-    ClientError::Broken(error.to_string())
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature that map_err needs"
+)]
+fn broken(error: hyper::Error) -> ControlClientError {
+    ControlClientError::Broken(error.to_string())
 }

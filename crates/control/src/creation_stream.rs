@@ -1,5 +1,4 @@
-//! The creation of a sandbox with its progress as a stream: lines of JSON, the last of which is
-//! the answer.
+//! Creates a sandbox and streams its progress as JSON lines; the last line is the result.
 //!
 //! ```text
 //!   {"progress": {"step": "copy", "done": 1200, "total": 10000}}     now and then
@@ -17,26 +16,31 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::body::CreateBody;
 use crate::gate::Gate;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 
-/// Between two looks at how far it is.
-const STEP: Duration = Duration::from_millis(100);
+/// Interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Lines that wait for a client. More than that it need not know.
-const AHEAD: usize = 8;
+/// Lines buffered for a client that reads slowly; further progress lines are dropped.
+const LINES_AHEAD: usize = 8;
 
-/// Makes a sandbox and tells how far it is. Goes on without a client.
-pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePermit) -> Reply {
-    let (lines, told) = mpsc::channel(AHEAD);
+/// Creates a sandbox and streams its progress. A client that disconnects does not stop the
+/// creation.
+pub(crate) fn create(
+    gate: Arc<Gate>,
+    body: CreateBody,
+    permit: OwnedSemaphorePermit,
+) -> ControlReply {
+    let (lines, stream) = mpsc::channel(LINES_AHEAD);
     tokio::spawn(async move {
-        let _place = place;
+        let _permit = permit;
         let progress = Arc::new(CreateProgress::default());
         let settings = gate.policy.settings();
         let made = gate
             .sandboxes
             .create(&gate.store, &settings, body, Arc::clone(&progress));
         tokio::pin!(made);
-        let mut ticks = interval(STEP);
+        let mut ticks = interval(PROGRESS_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut last = None;
         let made = loop {
@@ -46,9 +50,9 @@ pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePer
             }
             let now = progress.now();
             if now != last {
-                // A client that does not read misses some.
-                let told = lines.try_send(line(&json!({ "progress": now })));
-                if told.is_ok() {
+                // A client that does not read misses some lines.
+                let sent = lines.try_send(line(&json!({ "progress": now })));
+                if sent.is_ok() {
                     last = now;
                 }
             }
@@ -57,16 +61,16 @@ pub(crate) fn create(gate: Arc<Gate>, body: CreateBody, place: OwnedSemaphorePer
             let now = progress.now();
             let _ = lines.send(line(&json!({ "progress": now }))).await;
         }
-        let _ = lines.send(line(&answer(made))).await;
+        let _ = lines.send(line(&result_line(made))).await;
     });
-    Reply::Lines(told)
+    ControlReply::Lines(stream)
 }
 
-fn answer(made: Result<Reply, ControlError>) -> Value {
+fn result_line(made: Result<ControlReply, ControlError>) -> Value {
     let failed = |error: &ControlError| {
         let (status, mut body) = error.respond();
         if status.is_server_error() {
-            tracing::warn!(%error, "a control request failed");
+            tracing::warn!(%error, "control request failed");
         }
         if let Value::Object(fields) = &mut body {
             fields.insert("status".to_owned(), status.as_u16().into());
@@ -74,10 +78,10 @@ fn answer(made: Result<Reply, ControlError>) -> Value {
         json!({ "failed": body })
     };
     match made {
-        Ok(Reply::Json(_, sandbox)) => json!({ "done": sandbox }),
-        Ok(Reply::Text(..) | Reply::Lines(_)) => {
-            failed(&ControlError::Failed("no sandbox was told of".to_owned()))
-        }
+        Ok(ControlReply::Json(_, sandbox)) => json!({ "done": sandbox }),
+        Ok(ControlReply::Text(..) | ControlReply::Lines(_)) => failed(&ControlError::Failed(
+            "the creation returned no sandbox".to_owned(),
+        )),
         Err(error) => failed(&error),
     }
 }

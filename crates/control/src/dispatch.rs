@@ -1,4 +1,4 @@
-//! Carrying out what was asked.
+//! Dispatcher: runs each [`Action`] on the parts of the gate.
 
 use std::sync::Arc;
 
@@ -16,24 +16,24 @@ use tokio::sync::oneshot;
 use crate::action::{Action, HealthDepth, ReplyMode};
 use crate::body::CreateBody;
 use crate::gate::Gate;
-use crate::health::{HealthReport, Status};
+use crate::health::{HealthReport, HealthStatus};
 use crate::registration_request::RegisterRequest;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::{
     audit_actions, creation_stream, openapi, remote_backend, tools, traffic_actions, wall_now,
 };
 
 impl Gate {
-    /// Carries out one action.
-    pub async fn dispatch(self: &Arc<Self>, action: Action) -> Result<Reply, ControlError> {
+    /// Runs one action.
+    pub async fn dispatch(self: &Arc<Self>, action: Action) -> Result<ControlReply, ControlError> {
         let settings = self.policy.settings();
-        if let Some((container, asked)) = remote_backend::asked(&action, &settings) {
-            return remote_backend::answer(container, asked, &self.store).await;
+        if let Some((container, operation)) = remote_backend::operation_on(&action, &settings) {
+            return remote_backend::run(container, operation, &self.store).await;
         }
         match action {
             Action::Health(depth) => Ok(self.health(depth).await),
-            Action::Metrics => self.numbers(),
-            Action::Describe => Ok(Reply::ok(openapi::document())),
+            Action::Metrics => self.metrics_text(),
+            Action::Describe => Ok(ControlReply::ok(openapi::document())),
             Action::ListRegistrations => self.list_registrations(),
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(request) => self.register(*request).await,
@@ -69,27 +69,31 @@ impl Gate {
             Action::PublishPort(id, body) => self.sandboxes.publish(id, body).await,
             Action::QueryAudit(wanted) => audit_actions::query(&self.store, wanted).await,
             Action::ExportAudit(wanted) => {
-                let place = self.streams.take()?;
-                Ok(audit_actions::export(&self.store, wanted, place).await)
+                let permit = self.streams.take()?;
+                Ok(audit_actions::export(&self.store, wanted, permit).await)
             }
             Action::TailAudit(wanted) => {
-                let place = self.streams.take()?;
-                Ok(audit_actions::tail(&self.store, wanted, &self.stop, place))
+                let permit = self.streams.take()?;
+                Ok(audit_actions::tail(&self.store, wanted, &self.stop, permit))
             }
             Action::VerifyAudit => audit_actions::verify(&self.store).await,
             Action::ShowConfig => Ok(self.show_config()),
             Action::ReloadConfig => self.reload_config().await,
             Action::BackupRegistry(path) => {
                 self.store.backup(path.clone(), wall_now()).await?;
-                Ok(Reply::ok(json!({ "status": "backed up", "path": path })))
+                Ok(ControlReply::ok(
+                    json!({ "status": "backed up", "path": path }),
+                ))
             }
             Action::RestoreRegistry(path) => {
                 self.store.restore(path.clone(), wall_now()).await?;
-                Ok(Reply::ok(json!({ "status": "restored", "path": path })))
+                Ok(ControlReply::ok(
+                    json!({ "status": "restored", "path": path }),
+                ))
             }
             Action::ResetRegistry => {
                 self.store.reset(wall_now()).await?;
-                Ok(Reply::ok(json!({ "status": "reset" })))
+                Ok(ControlReply::ok(json!({ "status": "reset" })))
             }
             Action::ShowAuthority => Ok(traffic_actions::show_authority(&self.traffic)),
             Action::RotateAuthority => traffic_actions::rotate_authority(self).await,
@@ -102,9 +106,9 @@ impl Gate {
             Action::ListTools => Ok(tools::list(&self.bridge)),
             Action::AcceptTools(body) => tools::accept(&self.bridge, &self.store, &body).await,
             Action::Shutdown => {
-                tracing::info!("told to stop over the control socket");
+                tracing::info!("shutdown requested on the control socket");
                 self.stop.cancel();
-                Ok(Reply::Json(
+                Ok(ControlReply::Json(
                     StatusCode::ACCEPTED,
                     json!({ "status": "stopping" }),
                 ))
@@ -112,14 +116,14 @@ impl Gate {
         }
     }
 
-    /// What health says now.
+    /// The health report.
     pub async fn report(&self, depth: HealthDepth) -> HealthReport {
-        let mut made = Vec::new();
+        let mut results = Vec::new();
         let mut registry = None;
         if depth == HealthDepth::Checked {
             let checks = self.traffic.listener_checks();
             let (read, listeners) = tokio::join!(self.store.check_registry(), checks.run());
-            made = listeners;
+            results = listeners;
             registry = Some(read.map_err(|error| error.to_string()));
         }
         let store = self.store.health();
@@ -131,47 +135,49 @@ impl Gate {
         };
         let check = |well: bool| if well { Ok(()) } else { Err(error()) };
         let registry = registry.unwrap_or_else(|| check(store.registry_accessible));
-        made.extend([
+        results.extend([
             ("registry_accessible", registry),
             ("audit_writing", check(store.audit_writing)),
             ("audit_rotating", check(store.audit_rotating)),
             ("jsonl_writing", check(store.jsonl_writing)),
         ]);
-        self.health_registry.report(made)
+        self.health_registry.report(results)
     }
 
-    async fn health(&self, depth: HealthDepth) -> Reply {
+    async fn health(&self, depth: HealthDepth) -> ControlReply {
         let report = self.report(depth).await;
         let status = match report.status {
-            Status::Healthy => StatusCode::OK,
-            Status::Degraded => StatusCode::SERVICE_UNAVAILABLE,
+            HealthStatus::Healthy => StatusCode::OK,
+            HealthStatus::Degraded => StatusCode::SERVICE_UNAVAILABLE,
         };
-        Reply::Json(status, json!(report))
+        ControlReply::Json(status, json!(report))
     }
 
-    fn numbers(&self) -> Result<Reply, ControlError> {
+    fn metrics_text(&self) -> Result<ControlReply, ControlError> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.metrics)
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
-        Ok(Reply::Text(
+        Ok(ControlReply::Text(
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
             text,
         ))
     }
 
-    fn list_registrations(&self) -> Result<Reply, ControlError> {
+    fn list_registrations(&self) -> Result<ControlReply, ControlError> {
         let rows = self.store.registry().list()?;
         let now = wall_now();
         let live = rows
             .iter()
             .filter(|row| row.is_live(now))
             .map(|row| describe(row));
-        Ok(Reply::ok(live.collect()))
+        Ok(ControlReply::ok(live.collect()))
     }
 
-    fn get_registration(&self, id: &SandboxId) -> Result<Reply, ControlError> {
+    fn get_registration(&self, id: &SandboxId) -> Result<ControlReply, ControlError> {
         match self.store.registry().by_id(id) {
-            RegistryLookup::Found(row) if row.is_live(wall_now()) => Ok(Reply::ok(describe(&row))),
+            RegistryLookup::Found(row) if row.is_live(wall_now()) => {
+                Ok(ControlReply::ok(describe(&row)))
+            }
             RegistryLookup::Found(_) | RegistryLookup::Unknown => Err(not_found()),
             RegistryLookup::Unavailable => {
                 Err(ControlError::Unavailable("Registry unavailable".to_owned()))
@@ -179,7 +185,7 @@ impl Gate {
         }
     }
 
-    async fn register(&self, request: RegisterRequest) -> Result<Reply, ControlError> {
+    async fn register(&self, request: RegisterRequest) -> Result<ControlReply, ControlError> {
         let RegisterRequest {
             row,
             replace,
@@ -205,38 +211,39 @@ impl Gate {
             }
         };
         if let Some(old) = done.expelled {
-            // Its connections end as well: the address belongs to another container now.
-            self.traffic.dismiss(&old);
+            // The connections of the replaced container end as well: the address belongs to
+            // another container now.
+            self.traffic.remove_sandbox(&old);
             tracing::info!(sandbox = %old, by = %id, "registration replaced");
             add("replaced", json!(old));
         }
         if !warnings.is_empty() {
             add("warnings", json!(warnings));
         }
-        Ok(Reply::Json(StatusCode::CREATED, answer))
+        Ok(ControlReply::Json(StatusCode::CREATED, answer))
     }
 
-    async fn unregister(&self, id: &SandboxId) -> Result<Reply, ControlError> {
+    async fn unregister(&self, id: &SandboxId) -> Result<ControlReply, ControlError> {
         let event = AuditEvent::lifecycle("unregistered", Some(id.clone()));
         let ended = self.store.unregister(id, event, wall_now()).await;
         ended.map_err(|error| match error {
             StoreError::NotFound { .. } => not_found(),
             other => other.into(),
         })?;
-        // Its requests in flight end as well.
-        self.traffic.dismiss(id);
+        // Requests in flight of the sandbox end as well.
+        self.traffic.remove_sandbox(id);
         tracing::info!(sandbox = %id, "unregistered");
-        Ok(Reply::ok(
+        Ok(ControlReply::ok(
             json!({ "status": "unregistered", "container_id": id }),
         ))
     }
 
-    async fn list_sandboxes(&self, named: Option<String>) -> Result<Reply, ControlError> {
+    async fn list_sandboxes(&self, named: Option<String>) -> Result<ControlReply, ControlError> {
         let settings = self.policy.settings();
-        // Asked at the same time: a container that does not answer takes its whole time-out.
-        let containers = remote_backend::shown(&settings, named.as_deref());
+        // Concurrently: a container that does not answer takes its whole timeout.
+        let containers = remote_backend::list(&settings, named.as_deref());
         let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
-        if let Ok(Reply::Json(_, Value::Array(rows))) = &mut all {
+        if let Ok(ControlReply::Json(_, Value::Array(rows))) = &mut all {
             rows.extend(containers);
         }
         all
@@ -246,12 +253,12 @@ impl Gate {
         self: &Arc<Self>,
         body: CreateBody,
         reply_mode: ReplyMode,
-    ) -> Result<Reply, ControlError> {
-        // Where no stream is to be had, the answer comes all the same.
+    ) -> Result<ControlReply, ControlError> {
+        // Without a free stream permit the reply is a single one.
         if reply_mode == ReplyMode::Stream
-            && let Ok(place) = self.streams.take()
+            && let Ok(permit) = self.streams.take()
         {
-            return Ok(creation_stream::create(Arc::clone(self), body, place));
+            return Ok(creation_stream::create(Arc::clone(self), body, permit));
         }
         let settings = self.policy.settings();
         let sandboxes = &self.sandboxes;
@@ -260,20 +267,25 @@ impl Gate {
             .await
     }
 
-    fn show_config(&self) -> Reply {
+    fn show_config(&self) -> ControlReply {
         let settings = self.policy.settings();
-        Reply::ok(json!({
+        ControlReply::ok(json!({
             "values": describe_settings(&settings),
             "warnings": settings.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(),
         }))
     }
 
-    async fn reload_config(&self) -> Result<Reply, ControlError> {
-        let gone = || ControlError::Unavailable("the reloader is not running".to_owned());
+    async fn reload_config(&self) -> Result<ControlReply, ControlError> {
+        let gone = || {
+            ControlError::Unavailable(
+                "cannot reload: the reload task of the gate is not running; see: palisade gate logs"
+                    .to_owned(),
+            )
+        };
         let (answer, answered) = oneshot::channel();
         self.reload.send(answer).await.map_err(|_| gone())?;
         match answered.await.map_err(|_| gone())? {
-            Ok(changed) => Ok(Reply::ok(
+            Ok(changed) => Ok(ControlReply::ok(
                 json!({ "status": "reloaded", "changed": changed }),
             )),
             Err(problems) => Err(ControlError::Config(problems)),
@@ -281,12 +293,12 @@ impl Gate {
     }
 }
 
-/// No registration has that id.
+/// The error for an id without a registration.
 pub(crate) fn not_found() -> ControlError {
     ControlError::NotFound("Container not found".to_owned())
 }
 
-/// Every setting as clients see it: pointer, value (never a secret's), origin.
+/// Every setting as JSON: pointer, value (never a secret's), origin.
 pub fn describe_settings(settings: &Settings) -> Value {
     let shown = config::show(settings).into_iter().map(|line| {
         let origin = line.origin.to_string();
@@ -295,7 +307,7 @@ pub fn describe_settings(settings: &Settings) -> Value {
     Value::Array(shown.collect())
 }
 
-/// A registration as clients see it.
+/// A registration as JSON.
 pub fn describe(row: &Registration) -> Value {
     let time = |at: policy::clock::UnixMillis| {
         Timestamp::from_millisecond(at.get())

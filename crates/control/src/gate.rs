@@ -16,15 +16,15 @@ use crate::metrics::ControlMetrics;
 use crate::reply::ControlError;
 use crate::sandboxes::Sandboxes;
 
-/// Asks the reloader to read the files now; it answers with the changed keys, or with
-/// the text of every problem.
+/// Requests a reload of the configuration files. The sender receives the changed keys, or the
+/// text of every problem.
 pub type ReloadRequest = oneshot::Sender<Result<Vec<String>, String>>;
 
-/// Answers that stream at once. A fraction of the door's connections, so that followers
-/// who never leave cannot keep everybody else out.
+/// Maximum number of concurrent streamed replies. A fraction of the connections of the control
+/// socket, so that long-lived streams cannot use up all of them.
 const MAX_STREAMS: usize = 64;
 
-/// Places for streaming answers.
+/// Permits for streamed replies.
 #[derive(Clone, Debug)]
 pub struct Streams(Arc<Semaphore>);
 
@@ -35,9 +35,9 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Takes one; refused while all are taken.
+    /// Acquires a permit; fails while all are in use.
     pub(crate) fn take(&self) -> Result<OwnedSemaphorePermit, ControlError> {
-        let full = || format!("{MAX_STREAMS} clients already follow or export; try again later");
+        let full = || format!("{MAX_STREAMS} clients already tail or export; try again later");
         Arc::clone(&self.0)
             .try_acquire_owned()
             .map_err(|_| ControlError::Unavailable(full()))
@@ -47,28 +47,28 @@ impl Streams {
 /// The parts of a running gate that actions work on.
 #[derive(Debug)]
 pub struct Gate {
-    /// Registry and audit.
+    /// Registry and audit log.
     pub store: Store,
-    /// Where agents run.
+    /// The sandboxes of this gate.
     pub sandboxes: Sandboxes,
-    /// What leaves them.
+    /// The proxy, DNS and git services for traffic of sandboxes.
     pub traffic: Arc<Services>,
-    /// Where everything is kept.
+    /// The state directory.
     pub state_dir: PathBuf,
-    /// The rules in force, with their settings.
+    /// The policy in force, with its settings.
     pub policy: Arc<CurrentPolicy>,
-    /// How every part is.
+    /// Health of every part.
     pub health_registry: Arc<HealthRegistry>,
-    /// Every number.
+    /// All metrics.
     pub metrics: Arc<Registry>,
-    /// The servers of tools.
+    /// The MCP servers behind the bridge.
     pub bridge: Arc<Bridge>,
-    /// The door's own numbers.
+    /// Metrics of the control socket.
     pub counters: ControlMetrics,
-    /// The reloader.
+    /// Requests to the reload task.
     pub reload: mpsc::Sender<ReloadRequest>,
-    /// Ends the gate.
+    /// Stops the gate when cancelled.
     pub stop: CancellationToken,
-    /// Permits for replies that stream without an end.
+    /// Permits for streamed replies.
     pub streams: Streams,
 }

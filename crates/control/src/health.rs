@@ -1,4 +1,4 @@
-//! Health of the gate: one registry to which every part reports.
+//! Health of the gate: one registry to which every part reports its state.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,9 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where parts post their state and health reads it.
+/// Collects the state that each part of the gate reports.
 ///
-/// A part appears once it has posted something: what does not run is not listed, so
+/// A part is listed once it has reported something: a part that does not run is not listed, so
 /// that nothing is reported healthy without a check.
 #[derive(Debug, Default)]
 pub struct HealthRegistry {
@@ -27,23 +27,23 @@ struct HealthState {
 }
 
 impl HealthRegistry {
-    /// Posts the outcome of a check: fine, or what is wrong.
+    /// Reports the outcome of a check; the error says what is wrong.
     pub fn check(&self, name: &str, outcome: Result<(), String>) {
         self.state().checks.insert(name.to_owned(), outcome.err());
     }
 
-    /// Removes a check that is not made any more.
+    /// Removes a check that no longer applies.
     pub fn retract(&self, name: &str) {
         self.state().checks.remove(name);
     }
 
-    /// Posts the state of a supervised task.
+    /// Reports the state of a supervised task.
     pub fn task(&self, name: &str, state: TaskHealth) {
         self.state().tasks.insert(name.to_owned(), state);
     }
 
-    /// Posts every address a part listens on, as it really is (port 0 resolved), instead of
-    /// those it posted before. A part without any is not listed.
+    /// Reports every bound address of a part (port 0 resolved); replaces earlier reports of the
+    /// part. A part without addresses is not listed.
     pub fn listening(&self, name: &str, addresses: impl IntoIterator<Item = impl Display>) {
         let mut addresses: Vec<String> = addresses
             .into_iter()
@@ -58,13 +58,13 @@ impl HealthRegistry {
         }
     }
 
-    /// Posts which configuration file is in force.
+    /// Reports the configuration file in force.
     pub fn config(&self, file: Option<&Path>) {
         self.state().config = file.map(Path::to_owned);
     }
 
-    /// Posts something the operator should know that is no fault (`policies.fail_open`).
-    /// `None` takes it back.
+    /// Reports a note for the operator that is not a fault (such as `policies.fail_open`).
+    /// `None` removes the note.
     pub fn note(&self, name: &str, note: Option<String>) {
         let mut state = self.state();
         match note {
@@ -73,7 +73,7 @@ impl HealthRegistry {
         };
     }
 
-    /// Everything posted, plus `fresh` checks that are made at the moment of asking.
+    /// The report: everything reported so far, plus the results of checks that ran just now.
     pub fn report(
         &self,
         fresh: impl IntoIterator<Item = (&'static str, Result<(), String>)>,
@@ -92,9 +92,9 @@ impl HealthRegistry {
                 .all(|task| task.state != TaskState::Waiting);
         HealthReport {
             status: if well {
-                Status::Healthy
+                HealthStatus::Healthy
             } else {
-                Status::Degraded
+                HealthStatus::Degraded
             },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -118,66 +118,65 @@ impl HealthRegistry {
     }
 }
 
-/// The answer to 'how are you'.
+/// A health report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HealthReport {
-    /// Healthy when every check holds and no task waits for its restart.
-    pub status: Status,
+    /// Healthy when every check passes and no task waits for its restart.
+    pub status: HealthStatus,
     /// The gate's version.
     pub version: String,
     /// The gate's process id.
     pub pid: u32,
-    /// Each check and whether it holds.
+    /// Each check and whether it passes.
     pub checks: BTreeMap<String, bool>,
-    /// What is wrong, for each check that does not hold.
+    /// The error of each check that fails.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub errors: BTreeMap<String, String>,
     /// Every supervised task.
     #[serde(default)]
     pub tasks: BTreeMap<String, TaskHealth>,
-    /// Every address that is listened on, by part; several of one part are separated by
-    /// commas.
+    /// Every bound address, by part; the addresses of one part are separated by commas.
     #[serde(default)]
     pub listeners: BTreeMap<String, String>,
-    /// What the operator should know that is no fault.
+    /// Notes for the operator that are not faults.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
-    /// The configuration file in force; none when everything has its default.
+    /// The configuration file in force; none if all settings are defaults.
     #[serde(default)]
     pub config: Option<PathBuf>,
 }
 
-/// Whether all is well.
+/// The overall status of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// Everything that was checked holds.
+pub enum HealthStatus {
+    /// Every check passes.
     Healthy,
-    /// Something does not; `errors` and `tasks` say what.
+    /// A check fails or a task waits; see `errors` and `tasks`.
     Degraded,
 }
 
 /// One supervised task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TaskHealth {
-    /// What it is doing.
+    /// The state of the task.
     pub state: TaskState,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why it ended last time.
+    /// The error of the last run that ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }
 
-/// What a supervised task is doing.
+/// State of a supervised task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskState {
-    /// It runs.
+    /// The task runs.
     Running,
-    /// It died and waits to be started again.
+    /// The task failed and waits for its restart.
     Waiting,
-    /// It was told to stop and did.
+    /// The task was stopped.
     Stopped,
 }
 
@@ -186,14 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_failing_check_degrades_the_whole_and_says_why() {
+    fn failing_check_degrades_the_report_and_lists_its_error() {
         let health_registry = HealthRegistry::default();
         health_registry.check("config_current", Ok(()));
-        assert_eq!(health_registry.report([]).status, Status::Healthy);
+        assert_eq!(health_registry.report([]).status, HealthStatus::Healthy);
 
         let report =
             health_registry.report([("registry_accessible", Err("moved aside".to_owned()))]);
-        assert_eq!(report.status, Status::Degraded);
+        assert_eq!(report.status, HealthStatus::Degraded);
         assert!(report.checks["config_current"]);
         assert!(!report.checks["registry_accessible"]);
         assert_eq!(report.errors["registry_accessible"], "moved aside");
@@ -201,19 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_is_taken_back_is_not_listed() {
+    fn retracted_check_is_not_listed() {
         let health_registry = HealthRegistry::default();
         health_registry.check("git_mirrors", Err("there is no git".to_owned()));
-        assert_eq!(health_registry.report([]).status, Status::Degraded);
+        assert_eq!(health_registry.report([]).status, HealthStatus::Degraded);
         health_registry.retract("git_mirrors");
         let report = health_registry.report([]);
-        assert_eq!(report.status, Status::Healthy);
+        assert_eq!(report.status, HealthStatus::Healthy);
         assert!(report.checks.is_empty() && report.errors.is_empty());
     }
 
     // Issue 14, numbers 1 and 10.
     #[test]
-    fn a_part_lists_every_address_it_listens_on_and_no_other() {
+    fn listeners_list_exactly_the_bound_addresses() {
         let health_registry = HealthRegistry::default();
         health_registry.listening("proxy", ["127.0.0.3:1", "127.0.0.2:1"]);
         health_registry.listening("mcp", ["127.0.0.1:8090"]);
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_waits_for_its_restart_degrades_and_recovers() {
+    fn waiting_task_degrades_until_it_runs_again() {
         let health_registry = HealthRegistry::default();
         let task = |state| TaskHealth {
             state,
@@ -236,17 +235,17 @@ mod tests {
             last_error: None,
         };
         health_registry.task("reload", task(TaskState::Waiting));
-        assert_eq!(health_registry.report([]).status, Status::Degraded);
+        assert_eq!(health_registry.report([]).status, HealthStatus::Degraded);
         health_registry.task("reload", task(TaskState::Running));
-        assert_eq!(health_registry.report([]).status, Status::Healthy);
+        assert_eq!(health_registry.report([]).status, HealthStatus::Healthy);
     }
 
     #[test]
-    fn a_note_is_told_without_degrading() {
+    fn note_is_reported_without_degrading() {
         let health_registry = HealthRegistry::default();
         health_registry.note("fail_open", Some("policies.fail_open is on".to_owned()));
         let report = health_registry.report([]);
-        assert_eq!(report.status, Status::Healthy);
+        assert_eq!(report.status, HealthStatus::Healthy);
         assert_eq!(report.notes.len(), 1);
         health_registry.note("fail_open", None);
         assert!(health_registry.report([]).notes.is_empty());

@@ -1,8 +1,7 @@
-//! The door: one request in, one [`Action`] out, one answer back.
+//! HTTP API of the control socket: parses each request to an [`Action`] and writes its reply.
 //!
-//! [`read_action`] is the whole list of what can be asked over HTTP; read it top to
-//! bottom. The routes under `/internal` keep the shapes of the programs that already
-//! call them; everything new is under `/v1`.
+//! [`read_action`] is the routing table. The routes under `/internal` keep the formats that
+//! existing programs expect; everything new is under `/v1`.
 
 use std::convert::Infallible;
 use std::io;
@@ -32,24 +31,24 @@ use crate::gate::Gate;
 use crate::openapi::ROUTES;
 use crate::peer::Peer;
 use crate::registration_request::{UnknownFields, read_registration};
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
-/// The largest body a request may have.
+/// Maximum size of a request body.
 pub const MAX_BODY: usize = 256 * 1024;
 
-/// How long a client may take to send it.
+/// How long a client may take to send the request body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Every answer says which version gave it, so that a newer CLI can offer a restart.
+/// Every response carries the gate's version, so that a newer command line can offer a restart.
 pub const VERSION_HEADER: HeaderName = HeaderName::from_static("palisade-version");
 
-/// What answers in lines are, and how a client says that it takes them.
+/// Media type of responses in JSON lines; a client that sends it in `Accept` receives them.
 pub const LINES: &str = "application/x-ndjson";
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Answers one request: who, what, may they, do it, count it.
+/// Handles one request: checks the peer, parses the action, runs it and counts the response.
 pub(crate) async fn answer(
     gate: &Arc<Gate>,
     client: &Peer,
@@ -60,19 +59,19 @@ pub(crate) async fn answer(
         if !client.is_allowed() {
             return Err(ControlError::Forbidden);
         }
-        let asked = ApiRequest::read(request).await?;
-        if asked.is_registry_write() {
+        let request = ApiRequest::read(request).await?;
+        if request.is_registry_write() {
             client.count_write().map_err(ControlError::RateLimited)?;
         }
-        let action = read_action(&asked, wall_now())?;
+        let action = read_action(&request, wall_now())?;
         name = action.name();
         let span = tracing::info_span!("control", action = name);
-        // In a task of its own: a client that goes away must not leave something half done.
+        // In its own task: a client that disconnects must not leave an action half done.
         let gate = Arc::clone(gate);
         tokio::spawn(async move { gate.dispatch(action).await }.instrument(span))
             .await
             .map_err(|error| ControlError::Failed(error.to_string()))?
-            .map(|reply| shape(&asked, reply))
+            .map(|reply| shape(&request, reply))
     }
     .await;
     let response = match outcome {
@@ -83,15 +82,15 @@ pub(crate) async fn answer(
     Ok(response)
 }
 
-/// A request, read whole.
+/// A request, read completely.
 #[derive(Debug)]
 pub(crate) struct ApiRequest {
     method: Method,
     segments: Vec<String>,
     query: Vec<(String, String)>,
     body: Bytes,
-    /// Whether the client takes lines where there is a choice.
-    takes_lines: bool,
+    /// Whether the client accepts JSON lines.
+    accepts_lines: bool,
 }
 
 impl ApiRequest {
@@ -101,10 +100,10 @@ impl ApiRequest {
             .headers
             .get(ACCEPT)
             .and_then(|value| value.to_str().ok());
-        let takes_lines = accepted == Some(LINES);
+        let accepts_lines = accepted == Some(LINES);
         let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect())
             .await
-            .map_err(|_| ControlError::Bad("The request body did not come in time".to_owned()))?
+            .map_err(|_| ControlError::Bad("The request body did not arrive in time".to_owned()))?
             .map_err(|error| {
                 if error.is::<LengthLimitError>() {
                     ControlError::TooLarge(MAX_BODY)
@@ -112,15 +111,15 @@ impl ApiRequest {
                     ControlError::Bad(format!("The request body could not be read: {error}"))
                 }
             })?;
-        let asked = Self::new(
+        let request = Self::new(
             head.method,
             head.uri.path(),
             head.uri.query(),
             body.to_bytes(),
         )?;
         Ok(Self {
-            takes_lines,
-            ..asked
+            accepts_lines,
+            ..request
         })
     }
 
@@ -149,7 +148,7 @@ impl ApiRequest {
             segments,
             query,
             body,
-            takes_lines: false,
+            accepts_lines: false,
         })
     }
 
@@ -157,7 +156,8 @@ impl ApiRequest {
         self.segments.iter().map(String::as_str).collect()
     }
 
-    /// Writes are limited before they are read: a flood of nonsense is a flood.
+    /// Registry writes are rate-limited before they are parsed, so that invalid ones count,
+    /// too.
     fn is_registry_write(&self) -> bool {
         matches!(self.method, Method::POST | Method::DELETE)
             && matches!(
@@ -167,14 +167,14 @@ impl ApiRequest {
     }
 
     fn reply_mode(&self) -> ReplyMode {
-        if self.takes_lines {
+        if self.accepts_lines {
             ReplyMode::Stream
         } else {
             ReplyMode::Single
         }
     }
 
-    fn is_seed_route(&self) -> bool {
+    fn is_internal_route(&self) -> bool {
         self.segments
             .first()
             .is_some_and(|first| first == "internal")
@@ -191,12 +191,12 @@ impl ApiRequest {
             Ok(path)
         } else {
             Err(ControlError::Bad(
-                "path must be absolute: the gate has its own directory".into(),
+                "path must be absolute: the gate has its own working directory".into(),
             ))
         }
     }
 
-    /// `?name=NAME`, and nothing else.
+    /// Reads `?name=NAME`; refuses other parameters.
     fn name(&self) -> Result<Option<String>, ControlError> {
         let mut name = None;
         for (parameter, value) in &self.query {
@@ -208,23 +208,23 @@ impl ApiRequest {
         Ok(name)
     }
 
-    /// Existing programs send fields of their own; what is under `/v1` is strict.
+    /// Existing programs send unknown fields; routes under `/v1` refuse them.
     fn unknown_fields(&self) -> UnknownFields {
-        if self.is_seed_route() {
+        if self.is_internal_route() {
             UnknownFields::Ignore
         } else {
             UnknownFields::Refuse
         }
     }
 
-    /// `?checks=false`, and nothing else.
+    /// Reads `?checks=false`; refuses other parameters.
     fn health_depth(&self) -> Result<HealthDepth, ControlError> {
         let mut depth = HealthDepth::Checked;
         for (name, value) in &self.query {
             if name != "checks" {
                 return Err(unknown_parameter(name));
             }
-            depth = if number(name, value)? {
+            depth = if parse(name, value)? {
                 HealthDepth::Checked
             } else {
                 HealthDepth::Known
@@ -233,14 +233,14 @@ impl ApiRequest {
         Ok(depth)
     }
 
-    /// `?force=true`, and nothing else.
+    /// Reads `?force=true`; refuses other parameters.
     fn force(&self) -> Result<Force, ControlError> {
         let mut force = Force::No;
         for (name, value) in &self.query {
             if name != "force" {
                 return Err(unknown_parameter(name));
             }
-            if number(name, value)? {
+            if parse(name, value)? {
                 force = Force::Yes;
             }
         }
@@ -251,16 +251,18 @@ impl ApiRequest {
         let mut wanted = AuditQuery::default();
         for (name, value) in &self.query {
             match name.as_str() {
-                "sandbox" => wanted.sandbox = Some(word(name, SandboxId::parse(value).ok())?),
-                "kind" => wanted.kind = Some(word(name, serde_word(value))?),
-                "verdict" => wanted.verdict = Some(word(name, serde_word(value))?),
-                "reason" => wanted.reason = Some(word(name, serde_word(value))?),
-                "request_id" => wanted.request_id = Some(word(name, RequestId::parse(value).ok())?),
-                "since" => wanted.since = Some(number(name, value)?),
-                "until" => wanted.until = Some(number(name, value)?),
-                "after" => wanted.after = Some(number(name, value)?),
-                "limit" => wanted.limit = Some(number(name, value)?),
-                "newest_first" => wanted.newest_first = number(name, value)?,
+                "sandbox" => wanted.sandbox = Some(valid(name, SandboxId::parse(value).ok())?),
+                "kind" => wanted.kind = Some(valid(name, parse_word(value))?),
+                "verdict" => wanted.verdict = Some(valid(name, parse_word(value))?),
+                "reason" => wanted.reason = Some(valid(name, parse_word(value))?),
+                "request_id" => {
+                    wanted.request_id = Some(valid(name, RequestId::parse(value).ok())?);
+                }
+                "since" => wanted.since = Some(parse(name, value)?),
+                "until" => wanted.until = Some(parse(name, value)?),
+                "after" => wanted.after = Some(parse(name, value)?),
+                "limit" => wanted.limit = Some(parse(name, value)?),
+                "newest_first" => wanted.newest_first = parse(name, value)?,
                 _ => return Err(unknown_parameter(name)),
             }
         }
@@ -275,21 +277,21 @@ fn unknown_parameter(name: &str) -> ControlError {
     ))
 }
 
-/// What is asked. The one place where paths mean something.
-pub(crate) fn read_action(asked: &ApiRequest, now: UnixMillis) -> Result<Action, ControlError> {
+/// Parses a request to its action. The only code that interprets paths.
+pub(crate) fn read_action(request: &ApiRequest, now: UnixMillis) -> Result<Action, ControlError> {
     const GET: &Method = &Method::GET;
     const POST: &Method = &Method::POST;
     const DELETE: &Method = &Method::DELETE;
-    let segments = asked.segments();
-    Ok(match (&asked.method, segments.as_slice()) {
-        (GET, ["v1" | "internal", "health"]) => Action::Health(asked.health_depth()?),
+    let segments = request.segments();
+    Ok(match (&request.method, segments.as_slice()) {
+        (GET, ["v1" | "internal", "health"]) => Action::Health(request.health_depth()?),
         (GET, ["v1" | "internal", "metrics"]) => Action::Metrics,
         (GET, ["v1", "openapi.json"]) => Action::Describe,
 
         (GET, ["v1", "registrations"] | ["internal", "containers"]) => Action::ListRegistrations,
         (POST, ["v1", "registrations"] | ["internal", "containers"]) => {
-            let unknown = asked.unknown_fields();
-            Action::Register(Box::new(read_registration(&asked.body, now, unknown)?))
+            let unknown = request.unknown_fields();
+            Action::Register(Box::new(read_registration(&request.body, now, unknown)?))
         }
         (GET, ["v1", "registrations", id] | ["internal", "containers", id]) => {
             Action::GetRegistration(known_id(id)?)
@@ -298,60 +300,60 @@ pub(crate) fn read_action(asked: &ApiRequest, now: UnixMillis) -> Result<Action,
             Action::Unregister(known_id(id)?)
         }
 
-        (GET, ["v1", "sandboxes"]) => Action::ListSandboxes(asked.name()?),
+        (GET, ["v1", "sandboxes"]) => Action::ListSandboxes(request.name()?),
         (POST, ["v1", "sandboxes"]) => {
-            Action::CreateSandbox(Box::new(asked.json()?), asked.reply_mode())
+            Action::CreateSandbox(Box::new(request.json()?), request.reply_mode())
         }
         (GET, ["v1", "sandboxes", id]) => Action::ShowSandbox(known_sandbox(id)?),
         (DELETE, ["v1", "sandboxes", id]) => {
-            Action::DeleteSandbox(known_sandbox(id)?, asked.force()?)
+            Action::DeleteSandbox(known_sandbox(id)?, request.force()?)
         }
         (POST, ["v1", "sandboxes", id, "pause"]) => Action::PauseSandbox(known_sandbox(id)?),
         (POST, ["v1", "sandboxes", id, "resume"]) => Action::ResumeSandbox(known_sandbox(id)?),
         (POST, ["v1", "sandboxes", id, "session"]) => {
-            Action::EnterSandbox(known_sandbox(id)?, asked.json()?)
+            Action::EnterSandbox(known_sandbox(id)?, request.json()?)
         }
         (POST, ["v1", "sandboxes", id, "snapshot"]) => {
-            Action::SnapshotSandbox(known_sandbox(id)?, asked.json()?)
+            Action::SnapshotSandbox(known_sandbox(id)?, request.json()?)
         }
         (GET, ["v1", "sandboxes", id, "checkpoints"]) => {
             Action::ListCheckpoints(known_sandbox(id)?)
         }
         (POST, ["v1", "sandboxes", id, "checkpoints"]) => {
-            Action::MakeCheckpoint(known_sandbox(id)?, asked.json()?)
+            Action::MakeCheckpoint(known_sandbox(id)?, request.json()?)
         }
         (POST, ["v1", "sandboxes", id, "restore"]) => {
-            Action::RestoreCheckpoint(known_sandbox(id)?, asked.json()?)
+            Action::RestoreCheckpoint(known_sandbox(id)?, request.json()?)
         }
         (POST, ["v1", "sandboxes", id, "fork"]) => {
-            Action::ForkSandbox(known_sandbox(id)?, asked.json()?)
+            Action::ForkSandbox(known_sandbox(id)?, request.json()?)
         }
         (GET, ["v1", "sandboxes", id, "ports"]) => Action::ListPorts(known_sandbox(id)?),
         (POST, ["v1", "sandboxes", id, "ports"]) => {
-            Action::PublishPort(known_sandbox(id)?, asked.json()?)
+            Action::PublishPort(known_sandbox(id)?, request.json()?)
         }
 
-        (GET, ["v1", "audit"]) => Action::QueryAudit(asked.audit_query()?),
-        (GET, ["v1", "audit", "export"]) => Action::ExportAudit(asked.audit_query()?),
-        (GET, ["v1", "audit", "tail"]) => Action::TailAudit(asked.audit_query()?),
+        (GET, ["v1", "audit"]) => Action::QueryAudit(request.audit_query()?),
+        (GET, ["v1", "audit", "export"]) => Action::ExportAudit(request.audit_query()?),
+        (GET, ["v1", "audit", "tail"]) => Action::TailAudit(request.audit_query()?),
         (POST, ["v1", "audit", "verify"]) => Action::VerifyAudit,
 
         (GET, ["v1", "config"]) => Action::ShowConfig,
         (POST, ["v1", "config", "reload"]) => Action::ReloadConfig,
 
-        (POST, ["v1", "registry", "backup"]) => Action::BackupRegistry(asked.file()?),
-        (POST, ["v1", "registry", "restore"]) => Action::RestoreRegistry(asked.file()?),
+        (POST, ["v1", "registry", "backup"]) => Action::BackupRegistry(request.file()?),
+        (POST, ["v1", "registry", "restore"]) => Action::RestoreRegistry(request.file()?),
         (POST, ["v1", "registry", "reset"]) => Action::ResetRegistry,
 
         (GET, ["v1", "ca"]) => Action::ShowAuthority,
         (POST, ["v1", "ca", "rotate"]) => Action::RotateAuthority,
         (GET, ["v1", "requests", id]) => {
-            Action::ExplainRequest(word("request id", RequestId::parse(id).ok())?)
+            Action::ExplainRequest(valid("request id", RequestId::parse(id).ok())?)
         }
-        (POST, ["v1", "policy", "try"]) => Action::TryPolicy(asked.json()?),
+        (POST, ["v1", "policy", "try"]) => Action::TryPolicy(request.json()?),
 
         (GET, ["v1", "tools"]) => Action::ListTools,
-        (POST, ["v1", "tools", "accept"]) => Action::AcceptTools(asked.json()?),
+        (POST, ["v1", "tools", "accept"]) => Action::AcceptTools(request.json()?),
 
         (POST, ["v1", "shutdown"]) => Action::Shutdown,
 
@@ -359,7 +361,7 @@ pub(crate) fn read_action(asked: &ApiRequest, now: UnixMillis) -> Result<Action,
     })
 }
 
-/// An id that could never have been registered is one that is not registered.
+/// An id that cannot be registered is answered as one that is not registered.
 fn known_id(text: &str) -> Result<SandboxId, ControlError> {
     SandboxId::parse(text).map_err(|_| dispatch::not_found())
 }
@@ -382,46 +384,46 @@ fn no_such_route(method: &Method, path: &[&str]) -> ControlError {
     }
 }
 
-/// The seed's clients expect their own envelope around lists and rows.
-fn shape(asked: &ApiRequest, reply: Reply) -> Reply {
-    if !asked.is_seed_route() {
+/// Clients of the `/internal` routes expect an envelope around lists and rows.
+fn shape(request: &ApiRequest, reply: ControlReply) -> ControlReply {
+    if !request.is_internal_route() {
         return reply;
     }
     match reply {
-        Reply::Json(StatusCode::OK, Value::Array(rows)) => {
-            Reply::ok(json!({ "status": "ok", "count": rows.len(), "containers": rows }))
+        ControlReply::Json(StatusCode::OK, Value::Array(rows)) => {
+            ControlReply::ok(json!({ "status": "ok", "count": rows.len(), "containers": rows }))
         }
-        Reply::Json(StatusCode::OK, row) if row.get("container_ip").is_some() => {
-            Reply::ok(json!({ "status": "found", "container": row }))
+        ControlReply::Json(StatusCode::OK, row) if row.get("container_ip").is_some() => {
+            ControlReply::ok(json!({ "status": "found", "container": row }))
         }
         other => other,
     }
 }
 
-fn respond(reply: Reply) -> Response<Body> {
+fn respond(reply: ControlReply) -> Response<Body> {
     match reply {
-        Reply::Json(status, value) => json_response(status, &value),
-        Reply::Text(content_type, text) => {
+        ControlReply::Json(status, value) => json_response(status, &value),
+        ControlReply::Text(content_type, text) => {
             let mut response = Response::new(full(text));
             response
                 .headers_mut()
                 .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-            sign(response)
+            with_version(response)
         }
-        Reply::Lines(lines) => {
-            let mut response = Response::new(Lines(lines).boxed_unsync());
+        ControlReply::Lines(lines) => {
+            let mut response = Response::new(LineBody(lines).boxed_unsync());
             response
                 .headers_mut()
                 .insert(CONTENT_TYPE, HeaderValue::from_static(LINES));
-            sign(response)
+            with_version(response)
         }
     }
 }
 
-/// A body of lines that come when they come.
-struct Lines(mpsc::Receiver<Result<Bytes, io::Error>>);
+/// A response body of JSON lines that are sent as they are produced.
+struct LineBody(mpsc::Receiver<Result<Bytes, io::Error>>);
 
-impl hyper::body::Body for Lines {
+impl hyper::body::Body for LineBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -438,7 +440,7 @@ impl hyper::body::Body for Lines {
 fn respond_error(error: &ControlError) -> Response<Body> {
     let (status, body) = error.respond();
     if status.is_server_error() {
-        tracing::warn!(%error, "a control request failed");
+        tracing::warn!(%error, "control request failed");
     }
     let mut response = json_response(status, &body);
     match error {
@@ -464,10 +466,10 @@ fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
     response
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    sign(response)
+    with_version(response)
 }
 
-fn sign(mut response: Response<Body>) -> Response<Body> {
+fn with_version(mut response: Response<Body>) -> Response<Body> {
     let version = HeaderValue::from_static(env!("CARGO_PKG_VERSION"));
     response.headers_mut().insert(VERSION_HEADER, version);
     response
@@ -496,18 +498,18 @@ fn decode(text: &str) -> Result<String, ControlError> {
     String::from_utf8(decoded).map_err(|_| bad())
 }
 
-fn word<T>(name: &str, value: Option<T>) -> Result<T, ControlError> {
-    value.ok_or_else(|| ControlError::Bad(format!("'{name}' has a value it cannot have")))
+fn valid<T>(name: &str, value: Option<T>) -> Result<T, ControlError> {
+    value.ok_or_else(|| ControlError::Bad(format!("Invalid value for '{name}'")))
 }
 
-fn serde_word<T: DeserializeOwned>(value: &str) -> Option<T> {
+fn parse_word<T: DeserializeOwned>(value: &str) -> Option<T> {
     serde_json::from_value(Value::String(value.to_owned())).ok()
 }
 
-fn number<T: FromStr>(name: &str, value: &str) -> Result<T, ControlError> {
+fn parse<T: FromStr>(name: &str, value: &str) -> Result<T, ControlError> {
     value
         .parse()
-        .map_err(|_| ControlError::Bad(format!("'{name}' has a value it cannot have")))
+        .map_err(|_| ControlError::Bad(format!("Invalid value for '{name}'")))
 }
 
 #[cfg(test)]

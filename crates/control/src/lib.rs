@@ -1,9 +1,8 @@
-//! What an operator may ask of the gate, and the door it is asked through.
+//! Control API of the gate: HTTP on a Unix socket, for the operator only.
 //!
-//! [`action::Action`] is the closed list. [`door`] turns HTTP on a Unix socket into an
-//! action, [`dispatch`] carries it out, [`client`] is the other end. The CLI, the MCP
-//! server and the dashboard all come through here, so there is one place that says what
-//! can be asked and one that says who may ask.
+//! [`action::Action`] is the closed list of operations. [`http_api`] parses a request to an
+//! action, [`dispatch`] runs it, [`client`] is the client. The command line, the MCP server and
+//! the dashboard all use this API, so that one place defines the operations and one the access.
 //!
 //! **Never here:** a decision about traffic, SQL, or anything a sandbox can reach.
 
@@ -33,7 +32,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use policy::clock::UnixMillis;
 
-/// The wall clock. A machine set before 1970 counts as 1970.
+/// The current time. A clock set before 1970 counts as 1970.
 pub fn wall_now() -> UnixMillis {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! The door's own numbers.
+//! Metrics of the control socket.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -6,8 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Requests by action and status. Both come from closed lists, so that no client can add
-/// the number of series grow.
+/// Requests by action and status. Both labels come from closed lists, so that no client can add
+/// series.
 #[derive(Clone, Debug, Default)]
 pub struct ControlMetrics {
     requests: Family<RequestLabels, Counter>,
@@ -20,7 +20,7 @@ struct RequestLabels {
 }
 
 impl ControlMetrics {
-    /// Makes the numbers visible in `registry`.
+    /// Registers the metrics in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "palisade_control_requests",

@@ -1,7 +1,7 @@
-//! The door as an OpenAPI document, from one table of routes.
+//! OpenAPI document of the control API, generated from one table of routes.
 //!
-//! The table also tells 404 from 405. A test walks it: each route must be read as the
-//! action it names, and the checked-in document must be this one.
+//! The table also distinguishes 404 from 405. Tests check that each route parses to the action
+//! that the table names, and that docs/openapi.json is up to date.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -13,51 +13,51 @@ use crate::body::{
 use crate::health::HealthReport;
 use crate::registration_request::{UnknownFields, repo_schema};
 
-/// One route of the door.
+/// One route of the control API.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiRoute {
     /// The method.
     pub method: &'static str,
     /// The path, with `{id}` for a segment that varies.
     pub path: &'static str,
-    /// The action it is read as.
+    /// The action that the route parses to.
     pub action: &'static str,
-    /// What it does.
+    /// What the route does.
     pub summary: &'static str,
-    /// What it takes.
+    /// Content of the request.
     pub takes: RequestContent,
-    /// What it gives on success.
+    /// Content of the response on success.
     pub gives: ResponseContent,
     /// The success status.
     pub status: u16,
-    /// The failures a client should expect, beside 403 for another user.
+    /// The error statuses that a client should expect, beside 403 for another user.
     pub fails: &'static [u16],
 }
 
-/// What a route takes.
+/// Content of a route's request.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestContent {
     /// Nothing.
     Nothing,
-    /// A registration, in either shape.
+    /// A registration, in either format.
     Registration,
-    /// The same, with fields that are not known.
+    /// A registration that may have unknown fields.
     Container,
-    /// Which checks a health report is made of.
+    /// Query parameter: whether a health report runs its checks.
     HealthDepth,
     /// A file's path.
     File,
     /// Query parameters that choose audit records.
     AuditQuery,
-    /// Whether by force.
+    /// Query parameter: whether to force the operation.
     Force,
-    /// Which sandboxes, by name or id.
+    /// Query parameter: the name or id of sandboxes.
     Named,
-    /// What a new sandbox is to be.
+    /// A [`CreateBody`].
     CreateSandbox,
-    /// What a sandbox is entered for.
+    /// A [`SessionBody`].
     Session,
-    /// What was done.
+    /// A [`SnapshotBody`].
     Snapshot,
     /// A port to publish.
     Port,
@@ -67,18 +67,18 @@ pub enum RequestContent {
     Restore,
     /// A fork's name.
     Fork,
-    /// A request that is only asked about.
+    /// A [`TryBody`].
     Try,
-    /// Whose definitions are accepted.
+    /// An [`AcceptBody`].
     Accept,
 }
 
-/// What a route gives.
+/// Content of a route's response.
 #[derive(Clone, Copy, Debug)]
 pub enum ResponseContent {
     /// A JSON object.
     Object,
-    /// A list of them.
+    /// A list of JSON objects.
     Objects,
     /// A list of registrations.
     Rows,
@@ -95,7 +95,7 @@ pub enum ResponseContent {
 }
 
 impl ApiRoute {
-    /// Whether a decoded path is this route's.
+    /// Whether a decoded path matches this route.
     pub(crate) fn matches(&self, path: &[&str]) -> bool {
         let own: Vec<&str> = self.path.split('/').skip(1).collect();
         own.len() == path.len()
@@ -123,44 +123,44 @@ macro_rules! routes {
 }
 
 routes! {
-    GET "/v1/health" "health" HealthDepth Health 200 [400, 503], "How every part of the gate is; the registry is read and listeners are connected to, unless checks=false";
-    GET "/v1/metrics" "metrics" Nothing Text 200 [], "Numbers, as Prometheus text";
+    GET "/v1/health" "health" HealthDepth Health 200 [400, 503], "Health of every part of the gate; reads the registry and connects to the listeners, unless checks=false";
+    GET "/v1/metrics" "metrics" Nothing Text 200 [], "Metrics, as Prometheus text";
     GET "/v1/openapi.json" "describe" Nothing Object 200 [], "This document";
     GET "/v1/registrations" "registrations.list" Nothing Rows 200 [503], "Every registration";
-    POST "/v1/registrations" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "Adds or replaces a registration; durable when answered";
+    POST "/v1/registrations" "registrations.put" Registration Object 201 [400, 409, 413, 429, 503], "Adds or replaces a registration; written durably before the response";
     GET "/v1/registrations/{id}" "registrations.get" Nothing Object 200 [404, 503], "One registration";
     DELETE "/v1/registrations/{id}" "registrations.delete" Nothing Object 200 [404, 429, 503], "Ends a registration";
     GET "/v1/audit" "audit.query" AuditQuery Object 200 [400, 503], "Audit records";
     GET "/v1/audit/export" "audit.export" AuditQuery Lines 200 [400, 503], "Audit records as a stream of lines";
-    GET "/v1/audit/tail" "audit.tail" AuditQuery Lines 200 [400, 503], "Audit records as they are written, until the client hangs up";
-    POST "/v1/audit/verify" "audit.verify" Nothing Object 200 [503], "Checks the audit chain";
-    GET "/v1/sandboxes" "sandboxes.list" Named Sandboxes 200 [400], "Every sandbox and how it is, or those of a name or id";
-    POST "/v1/sandboxes" "sandboxes.create" CreateSandbox Sandbox 201 [400, 409, 413, 500, 503], "Makes a sandbox: branch, place to run, workspace. With Accept: application/x-ndjson, lines tell how far it is, and the last one is {done} or {failed}";
+    GET "/v1/audit/tail" "audit.tail" AuditQuery Lines 200 [400, 503], "New audit records as they are written, until the client disconnects";
+    POST "/v1/audit/verify" "audit.verify" Nothing Object 200 [503], "Verifies the audit chains";
+    GET "/v1/sandboxes" "sandboxes.list" Named Sandboxes 200 [400], "Sandboxes and their status: all of them, or those with a given name or id";
+    POST "/v1/sandboxes" "sandboxes.create" CreateSandbox Sandbox 201 [400, 409, 413, 500, 503], "Creates a sandbox with its branch and workspace. With Accept: application/x-ndjson, the response is a stream of progress lines; the last line is {done} or {failed}";
     GET "/v1/sandboxes/{id}" "sandboxes.show" Nothing Sandbox 200 [404], "One sandbox";
-    DELETE "/v1/sandboxes/{id}" "sandboxes.delete" Force Object 200 [404, 409], "Removes a sandbox with everything it had";
-    POST "/v1/sandboxes/{id}/pause" "sandboxes.pause" Nothing Sandbox 200 [404, 409, 503], "Stops every process of a sandbox";
+    DELETE "/v1/sandboxes/{id}" "sandboxes.delete" Force Object 200 [404, 409], "Deletes a sandbox with its files and branch";
+    POST "/v1/sandboxes/{id}/pause" "sandboxes.pause" Nothing Sandbox 200 [404, 409, 503], "Suspends all processes of a sandbox";
     POST "/v1/sandboxes/{id}/resume" "sandboxes.resume" Nothing Sandbox 200 [404, 409, 503], "Resumes all processes of a sandbox";
-    POST "/v1/sandboxes/{id}/session" "sandboxes.enter" Session Object 200 [404, 409, 503], "Lets an operator in, and writes it down";
+    POST "/v1/sandboxes/{id}/session" "sandboxes.enter" Session Object 200 [404, 409, 503], "Opens an operator's session in a sandbox and records it in the audit log";
     POST "/v1/sandboxes/{id}/snapshot" "sandboxes.snapshot" Snapshot Object 200 [404, 409, 422, 500], "Commits the workspace to the sandbox's branch";
     GET "/v1/sandboxes/{id}/checkpoints" "checkpoints.list" Nothing Object 200 [404, 409], "The checkpoints of a sandbox, oldest first";
-    POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Keeps the files of a sandbox under a label";
-    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "RequestContent a snapshot, puts the files of a checkpoint back and starts the sandbox again";
-    POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Makes a sandbox with the files and the branch of another";
-    GET "/v1/sandboxes/{id}/ports" "ports.list" Nothing Object 200 [404, 503], "The ports of a sandbox: open inside, and published";
-    POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404, 409], "Publishes a port on the host's loopback, or takes it back";
-    GET "/v1/config" "config.show" Nothing Object 200 [], "The settings in force and where each came from";
-    POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reads the configuration files again";
+    POST "/v1/sandboxes/{id}/checkpoints" "checkpoints.make" Label Object 201 [400, 404, 409, 500], "Saves the files of a sandbox under a label";
+    POST "/v1/sandboxes/{id}/restore" "checkpoints.restore" Restore Sandbox 200 [400, 404, 409, 500], "Commits a snapshot, restores the files of a checkpoint and restarts the sandbox";
+    POST "/v1/sandboxes/{id}/fork" "sandboxes.fork" Fork Sandbox 201 [400, 404, 409, 500], "Creates a sandbox with the files and the branch of another";
+    GET "/v1/sandboxes/{id}/ports" "ports.list" Nothing Object 200 [404, 503], "The ports of a sandbox: open in the sandbox, and published on the host";
+    POST "/v1/sandboxes/{id}/ports" "ports.publish" Port Object 200 [400, 404, 409], "Publishes a port on the host's loopback, or unpublishes it";
+    GET "/v1/config" "config.show" Nothing Object 200 [], "The settings in force and the origin of each";
+    POST "/v1/config/reload" "config.reload" Nothing Object 200 [422, 503], "Reloads the configuration files";
     POST "/v1/registry/backup" "registry.backup" File Object 200 [400, 409, 503], "Copies the database to a new file";
-    POST "/v1/registry/restore" "registry.restore" File Object 200 [400, 503], "Puts a backup in the database's place";
-    POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Starts an empty database and keeps the old one aside";
+    POST "/v1/registry/restore" "registry.restore" File Object 200 [400, 503], "Replaces the database by a backup";
+    POST "/v1/registry/reset" "registry.reset" Nothing Object 200 [503], "Replaces the database by an empty one; the old file is kept beside it";
     GET "/v1/ca" "ca.show" Nothing Object 200 [], "The root that sandboxes trust, without its key";
-    POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Puts a new root in its place; older ones lead to it until they end";
-    GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or what became of it";
-    POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "What would become of a request, without sending one";
-    GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, and what is known of their tools";
-    POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "RequestContent changed definitions of tools for the true ones";
+    POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Replaces the root; older roots cross-sign it until they expire";
+    GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or how it ended";
+    POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "The decision about a request, without sending it";
+    GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, with the tools seen of each";
+    POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Trusts changed definitions of tools";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
-    POST "/internal/containers" "registrations.put" Container Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs; unknown fields are ignored with a warning in the answer";
+    POST "/internal/containers" "registrations.put" Container Object 201 [400, 409, 413, 429, 503], "As /v1/registrations, for existing programs; unknown fields are ignored with a warning in the response";
     GET "/internal/containers" "registrations.list" Nothing Object 200 [503], "As /v1/registrations, in an envelope";
     GET "/internal/containers/{id}" "registrations.get" Nothing Object 200 [404, 503], "As /v1/registrations/{id}, in an envelope";
     DELETE "/internal/containers/{id}" "registrations.delete" Nothing Object 200 [404, 429, 503], "As /v1/registrations/{id}";
@@ -182,8 +182,8 @@ pub fn document() -> Value {
         "info": {
             "title": "Palisade control socket",
             "version": "1",
-            "description": "What an operator may ask of a gate, over HTTP on its Unix socket. \
-                            Only the user who runs the gate is served.",
+            "description": "The control API of a gate, over HTTP on its Unix socket. \
+                            Only the user who runs the gate has access.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "paths": paths,
@@ -192,8 +192,8 @@ pub fn document() -> Value {
                 "type": "object",
                 "required": ["error", "code"],
                 "properties": {
-                    "error": { "type": "string", "description": "What happened and what to do" },
-                    "code": { "type": "string", "description": "A stable word for programs" },
+                    "error": { "type": "string", "description": "What failed, and what helps" },
+                    "code": { "type": "string", "description": "A stable error code for programs" },
                 },
             },
             "FileBody": schema_of::<FileBody>(),
@@ -331,20 +331,20 @@ fn responses(route: &ApiRoute) -> Value {
         } else {
             error.clone()
         };
-        let says = match status {
-            400 => "The request is wrong; the sentence says how",
+        let description = match status {
+            400 => "Invalid request; see error",
             403 => "The gate belongs to another user",
-            404 => "There is no such thing",
-            409 => "It is already there, or in the way of something that is",
+            404 => "Not found",
+            409 => "Already exists, or conflicts with the current state",
             413 => "The body is too large",
-            422 => "What was read (a configuration, a workspace) is refused; nothing was changed",
-            500 => "It was tried and failed; nothing of it is left",
-            429 => "Too many writes; Retry-After says when",
-            _ => "The gate, or a part of it, cannot do this now",
+            422 => "The configuration or workspace is invalid; nothing was changed",
+            500 => "The operation failed and was undone",
+            429 => "Too many writes; see Retry-After",
+            _ => "The gate or a part of it is unavailable",
         };
         responses.insert(
             status.to_string(),
-            json!({ "description": says, "content": content }),
+            json!({ "description": description, "content": content }),
         );
     }
     Value::Object(responses)
@@ -362,8 +362,8 @@ fn schema_of<T: JsonSchema>() -> Value {
     schema.to_value()
 }
 
-/// Written by hand, because it is read by hand: the two shapes differ in more than a
-/// derive could say, and their messages are part of the interface.
+/// Written by hand, as the parser is: the two formats differ in ways that a derive cannot
+/// express, and their error messages are part of the interface.
 fn registration_schema(unknown: UnknownFields) -> Value {
     let others = unknown == UnknownFields::Ignore;
     let replace = json!({
@@ -383,7 +383,7 @@ fn registration_schema(unknown: UnknownFields) -> Value {
                 "auth_mode": { "enum": ["user", "bot"], "default": "user" },
                 "expires_at": {
                     "type": "string", "format": "date-time",
-                    "description": "In 24 hours when not given",
+                    "description": "In 24 hours if omitted",
                 },
                 "metadata": { "type": "object" },
                 "replace": replace,

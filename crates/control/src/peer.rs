@@ -1,4 +1,4 @@
-//! The peer of a control connection: whether it may speak, and how often it may write.
+//! The peer of a control connection: its access and its rate limit for writes.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use policy::clock::Tick;
 use policy::window::SlidingWindow;
 
-/// Writes to the registry that one uid may make within a second.
+/// Registry writes that one uid may make per second.
 const WRITES_PER_SECOND: usize = 10;
 
-/// Who is on the other end of one connection.
+/// The peer of one connection.
 #[derive(Debug)]
 pub(crate) struct Peer {
     allowed: bool,
@@ -17,23 +17,23 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// A peer that `allowed` says may speak, and whose writes count in `writes`.
+    /// A peer with or without access, whose writes count in `writes`.
     pub(crate) fn new(allowed: bool, writes: Arc<WriteWindow>) -> Self {
         Self { allowed, writes }
     }
 
-    /// Whether this uid may speak to this gate at all.
+    /// Whether this uid has access to this gate.
     pub(crate) fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Counts one write; refused beyond the limit, with the time to wait.
+    /// Counts one write; beyond the limit, the error is the time to wait.
     pub(crate) fn count_write(&self) -> Result<(), Duration> {
         self.writes.take()
     }
 }
 
-/// The writes of the last second. The limit is per uid, and only one uid gets this far.
+/// The writes of the last second. The limit is per uid, and only one uid has access.
 #[derive(Debug)]
 pub(crate) struct WriteWindow {
     origin: Instant,

@@ -1,9 +1,8 @@
-//! Reading a registration, in the two shapes that programs in the field send.
+//! Parses registration requests, in the two formats that existing programs send.
 //!
-//! The first shape names `container_ip` and `repos`; the later one names `ip_address`
-//! and puts everything else into `metadata`. Everything here comes from a program that
-//! may have been told what to say, so each field is checked by itself, and text is kept
-//! as text.
+//! The first format has `container_ip` and `repos`; the later one has `ip_address` and puts
+//! everything else into `metadata`. The values may be chosen by an attacker, so each field is
+//! validated by itself, and text is never interpreted.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,16 +18,16 @@ use serde_json::{Map, Value, json};
 
 use crate::reply::ControlError;
 
-/// How long a registration counts when its sender does not say.
-const DEFAULT_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Lifetime of a registration if the request sets none.
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The longest life: ten years. More is a mistake in units.
-const MAX_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// Maximum lifetime: ten years. A longer one is a mistake in units.
+const MAX_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Repositories one registration may name.
+/// Maximum number of repositories in one registration.
 const MAX_REPOS: usize = 1_000;
 
-const FIRST_SHAPE: &[&str] = &[
+const FIRST_FORMAT: &[&str] = &[
     "container_ip",
     "container_id",
     "repos",
@@ -37,43 +36,43 @@ const FIRST_SHAPE: &[&str] = &[
     "metadata",
     "replace",
 ];
-const LATER_SHAPE: &[&str] = &[
+const LATER_FORMAT: &[&str] = &[
     "container_id",
     "ip_address",
     "ttl_seconds",
     "metadata",
     "replace",
 ];
-const REPO: &[&str] = &["name", "max_receive_pack_bytes"];
+const REPO_FIELDS: &[&str] = &["name", "max_receive_pack_bytes"];
 
-/// Unknown fields that a warning names; it counts the others.
+/// Unknown fields that a warning names; the others are only counted.
 const MAX_NAMED: usize = 16;
 
-/// How much of a name a warning shows, in bytes.
+/// Maximum length of a field name in a warning, in bytes.
 const MAX_NAME: usize = 64;
 
 /// A request to register a container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RegisterRequest {
-    /// The row.
+    /// The registration.
     pub row: Registration,
-    /// Whether a live registration that holds the address ends first.
+    /// Whether to end a live registration that holds the address.
     pub replace: bool,
-    /// What the answer warns of.
+    /// Warnings for the response.
     pub warnings: Vec<String>,
 }
 
 /// How unknown fields of a request are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownFields {
-    /// It is refused: a misspelt `auth_mode` would widen what a container may do.
+    /// The request is refused: a misspelt `auth_mode` would widen what a container may do.
     Refuse,
-    /// They are ignored, with a warning in the answer: programs of the first design send their
-    /// own fields, and that design ignores them.
+    /// The fields are ignored, with a warning in the response: existing programs send their own
+    /// fields.
     Ignore,
 }
 
-/// Reads a registration out of a request body.
+/// Parses a registration from a request body.
 pub fn read_registration(
     body: &[u8],
     now: UnixMillis,
@@ -90,9 +89,9 @@ pub fn read_registration(
     };
     let has = |name: &str| fields.contains_key(name);
     let row = if !has("container_ip") && (has("ip_address") || has("ttl_seconds")) {
-        reader.later_shape(&fields, now)?
+        reader.later_format(&fields, now)?
     } else {
-        reader.first_shape(&fields, now)?
+        reader.first_format(&fields, now)?
     };
     let replace = match given(&fields, "replace") {
         None => false,
@@ -107,7 +106,7 @@ pub fn read_registration(
     })
 }
 
-/// Reads the list of repositories of a request.
+/// Parses the list of repositories of a request.
 pub fn read_repos(items: &[Value]) -> Result<Vec<Repo>, ControlError> {
     let mut reader = Reader {
         unknown: UnknownFields::Refuse,
@@ -116,7 +115,7 @@ pub fn read_repos(items: &[Value]) -> Result<Vec<Repo>, ControlError> {
     reader.repos(items)
 }
 
-/// Reads the fields of one request.
+/// Parses the fields of one request.
 struct Reader {
     unknown: UnknownFields,
     /// The unknown fields so far.
@@ -124,16 +123,16 @@ struct Reader {
 }
 
 impl Reader {
-    fn first_shape(
+    fn first_format(
         &mut self,
         fields: &Map<String, Value>,
         now: UnixMillis,
     ) -> Result<Registration, ControlError> {
         require(fields, &["container_ip", "container_id", "repos"])?;
-        self.check_known("", fields, FIRST_SHAPE)?;
+        self.check_known("", fields, FIRST_FORMAT)?;
         let expires = match given(fields, "expires_at") {
             Some(value) => read_expiry(value, now)?,
-            None => now.plus(DEFAULT_LIFE),
+            None => now.plus(DEFAULT_LIFETIME),
         };
         Ok(Registration {
             id: read_id(fields)?,
@@ -146,19 +145,18 @@ impl Reader {
         })
     }
 
-    /// The later shape carries repositories and mode inside `metadata`, where the seed's
-    /// later project reads them.
-    fn later_shape(
+    /// The later format has repositories and mode in `metadata`.
+    fn later_format(
         &mut self,
         fields: &Map<String, Value>,
         now: UnixMillis,
     ) -> Result<Registration, ControlError> {
         require(fields, &["container_id", "ip_address"])?;
-        self.check_known("", fields, LATER_SHAPE)?;
+        self.check_known("", fields, LATER_FORMAT)?;
         let life = match given(fields, "ttl_seconds") {
-            None => DEFAULT_LIFE,
+            None => DEFAULT_LIFETIME,
             Some(value) => match value.as_u64() {
-                Some(seconds) if (1..=MAX_LIFE.as_secs()).contains(&seconds) => {
+                Some(seconds) if (1..=MAX_LIFETIME.as_secs()).contains(&seconds) => {
                     Duration::from_secs(seconds)
                 }
                 _ => {
@@ -228,7 +226,7 @@ impl Reader {
             }),
             Value::Object(fields) => {
                 require(fields, &["name"])?;
-                self.check_known("repos[].", fields, REPO)?;
+                self.check_known("repos[].", fields, REPO_FIELDS)?;
                 let name = given(fields, "name")
                     .and_then(Value::as_str)
                     .unwrap_or_default();
@@ -243,7 +241,7 @@ impl Reader {
         }
     }
 
-    /// Refuses fields that are not known, or notes them. `path` is where they are.
+    /// Refuses unknown fields, or collects them for the warning. `path` is their prefix.
     fn check_known(
         &mut self,
         path: &str,
@@ -299,7 +297,7 @@ fn read_push_limit(fields: &Map<String, Value>) -> Result<Option<u64>, ControlEr
     }
 }
 
-/// A field that is there and not null.
+/// A field that is present and not null.
 fn given<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).filter(|value| !value.is_null())
 }
@@ -319,7 +317,7 @@ fn require(fields: &Map<String, Value>, required: &[&str]) -> Result<(), Control
     )))
 }
 
-/// `['a', 'b']`, as the seed's clients expect the list to read.
+/// Formats a list as `['a', 'b']`, which existing clients expect.
 fn quote(names: &[&str]) -> String {
     let quoted: Vec<String> = names
         .iter()
@@ -372,7 +370,7 @@ fn read_expiry(value: &Value, now: UnixMillis) -> Result<UnixMillis, ControlErro
     if expires <= now {
         return Err(bad("expires_at is in the past"));
     }
-    if expires > now.plus(MAX_LIFE) {
+    if expires > now.plus(MAX_LIFETIME) {
         return Err(bad("expires_at is more than ten years away"));
     }
     Ok(expires)

@@ -1,5 +1,5 @@
-//! A container of `sandbox.remote`, as a sandbox: the backend's needs, met by the client of
-//! the workbench in it.
+//! Remote backend: a container of `sandbox.remote` as a sandbox, through the client of its
+//! workbench.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -12,29 +12,28 @@ use workbench::client::{WorkbenchClient, WorkbenchClientError};
 use workbench::request::{BashRequest, WriteRequest};
 use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
-/// Why a container cannot be used.
+/// Why a remote container cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The client.
+    /// The workbench client failed.
     #[error(transparent)]
     WorkbenchClient(#[from] WorkbenchClientError),
-    /// The runtime it needs.
+    /// The runtime of the client did not start.
     #[error("cannot start the runtime: {0}")]
     Runtime(#[from] std::io::Error),
-    /// Its name.
-    #[error("the name of the container is not valid: {0}")]
+    /// The container's name is invalid.
+    #[error("invalid container name in sandbox.remote: {0}")]
     Name(#[from] BadId),
 }
 
-/// A client that blocks, for a backend.
+/// A blocking workbench client.
 #[derive(Debug)]
 pub struct BlockingWorkbenchClient {
     client: WorkbenchClient,
     runtime: Runtime,
 }
 
-/// The sandbox of a configured container. Nothing is asked of it yet. For threads that may
-/// block.
+/// The backend of a configured container. Opens no connection yet. For threads that may block.
 pub fn open(
     container: &RemoteContainer,
 ) -> Result<RemoteBackend<BlockingWorkbenchClient>, RemoteError> {
@@ -46,7 +45,7 @@ pub fn open(
 }
 
 impl BlockingWorkbenchClient {
-    /// A client, made to block.
+    /// Wraps an asynchronous client.
     pub fn over(client: WorkbenchClient) -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().build()?;
@@ -64,26 +63,26 @@ impl RemoteTools for BlockingWorkbenchClient {
         &self,
         line: &str,
         timeout: Duration,
-        hear: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
+        on_output: &mut dyn FnMut(OutputStream, &[u8]) -> ControlFlow<()>,
     ) -> Result<CommandEnd, String> {
         let request = BashRequest {
             command: line.to_owned(),
             timeout_seconds: Some(timeout.as_secs_f64()),
         };
-        let said = async {
+        let run = async {
             let mut output = self.client.bash(&request).await?;
             loop {
                 match output.next().await? {
-                    CommandEvent::Output(stream, said) => {
-                        let way = match stream {
+                    CommandEvent::Output(stream, chunk) => {
+                        let stream = match stream {
                             CommandStream::Stdout => OutputStream::Stdout,
                             CommandStream::Stderr => OutputStream::Stderr,
                         };
-                        let bytes = match &said {
+                        let bytes = match &chunk {
                             OutputChunk::Text(text) => text.as_bytes(),
                             OutputChunk::Bytes(bytes) => bytes,
                         };
-                        if hear(way, bytes) == ControlFlow::Break(()) {
+                        if on_output(stream, bytes) == ControlFlow::Break(()) {
                             return Ok(CommandEnd::Stopped);
                         }
                     }
@@ -95,8 +94,8 @@ impl RemoteTools for BlockingWorkbenchClient {
                 }
             }
         };
-        let said = self.runtime.block_on(said);
-        said.map_err(|error| error.to_string())
+        let end = self.runtime.block_on(run);
+        end.map_err(|error| error.to_string())
     }
 
     fn write(&self, path: &str, content: &str) -> Result<(), String> {

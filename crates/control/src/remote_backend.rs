@@ -1,6 +1,6 @@
-//! The containers of `sandbox.remote`, as an operator meets them: shown among the sandboxes and
-//! entered on record. They are made, stopped and removed remote_backend, and a request to do that
-//! here is refused with that reason.
+//! Actions on the containers of `sandbox.remote`: they are listed among the sandboxes, and
+//! sessions in them are recorded. Their lifecycle is managed externally, so actions that would
+//! change it are refused.
 
 use config::Settings;
 use config::section::sandbox::RemoteContainer;
@@ -15,40 +15,41 @@ use workbench::client::WorkbenchClient;
 
 use crate::action::Action;
 use crate::body::SessionBody;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
-/// What may be asked of a container.
+/// An operation on a remote container.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Asked {
-    /// How it is.
+pub(crate) enum RemoteOperation {
+    /// Show its status.
     Show,
-    /// To be let in.
+    /// Open a session.
     Enter(SessionBody),
-    /// Its ports.
+    /// List its ports.
     Ports,
-    /// An operation that only the container's owner can do.
-    Elsewhere(&'static str),
+    /// An operation that only the container's owner can do; the participle for the error
+    /// message.
+    External(&'static str),
 }
 
-/// The container that an action is about, and what is asked of it.
-pub(crate) fn asked<'s>(
+/// The remote container that an action names, and the operation on it.
+pub(crate) fn operation_on<'s>(
     action: &Action,
     settings: &'s Settings,
-) -> Option<(&'s RemoteContainer, Asked)> {
-    let (id, asked) = match action {
-        Action::ShowSandbox(id) => (id, Asked::Show),
-        Action::EnterSandbox(id, body) => (id, Asked::Enter(body.clone())),
-        Action::ListPorts(id) => (id, Asked::Ports),
-        Action::DeleteSandbox(id, _) => (id, Asked::Elsewhere("deleted")),
-        Action::PauseSandbox(id) => (id, Asked::Elsewhere("paused")),
-        Action::ResumeSandbox(id) => (id, Asked::Elsewhere("resumed")),
-        Action::SnapshotSandbox(id, _) => (id, Asked::Elsewhere("committed")),
+) -> Option<(&'s RemoteContainer, RemoteOperation)> {
+    let (id, operation) = match action {
+        Action::ShowSandbox(id) => (id, RemoteOperation::Show),
+        Action::EnterSandbox(id, body) => (id, RemoteOperation::Enter(body.clone())),
+        Action::ListPorts(id) => (id, RemoteOperation::Ports),
+        Action::DeleteSandbox(id, _) => (id, RemoteOperation::External("deleted")),
+        Action::PauseSandbox(id) => (id, RemoteOperation::External("paused")),
+        Action::ResumeSandbox(id) => (id, RemoteOperation::External("resumed")),
+        Action::SnapshotSandbox(id, _) => (id, RemoteOperation::External("committed")),
         Action::ListCheckpoints(id)
         | Action::MakeCheckpoint(id, _)
-        | Action::RestoreCheckpoint(id, _) => (id, Asked::Elsewhere("kept")),
-        Action::ForkSandbox(id, _) => (id, Asked::Elsewhere("copied")),
-        Action::PublishPort(id, _) => (id, Asked::Elsewhere("published")),
+        | Action::RestoreCheckpoint(id, _) => (id, RemoteOperation::External("kept")),
+        Action::ForkSandbox(id, _) => (id, RemoteOperation::External("copied")),
+        Action::PublishPort(id, _) => (id, RemoteOperation::External("published")),
         Action::Health(_)
         | Action::Metrics
         | Action::Describe
@@ -75,63 +76,63 @@ pub(crate) fn asked<'s>(
         | Action::AcceptTools(_)
         | Action::Shutdown => return None,
     };
-    Some((settings.sandbox.remote.named(id.as_str())?, asked))
+    Some((settings.sandbox.remote.named(id.as_str())?, operation))
 }
 
-/// Answers for it.
-pub(crate) async fn answer(
+/// Runs an operation on a remote container.
+pub(crate) async fn run(
     container: &RemoteContainer,
-    asked: Asked,
+    operation: RemoteOperation,
     store: &Store,
-) -> Result<Reply, ControlError> {
+) -> Result<ControlReply, ControlError> {
     let name = &container.name;
-    match asked {
-        Asked::Show => Ok(Reply::ok(show(container).await)),
-        Asked::Enter(body) => {
+    match operation {
+        RemoteOperation::Show => Ok(ControlReply::ok(show(container).await)),
+        RemoteOperation::Enter(body) => {
             let id = SandboxId::parse(name).map_err(|error| {
-                let message = format!("the name of the container is not valid: {error}");
+                let message = format!("invalid container name in sandbox.remote: {error}");
                 ControlError::Failed(message)
             })?;
-            // Whether it is there is for the client to find out, which waits for it.
+            // The client finds out whether the container runs: it waits for the workbench.
             let event = AuditEvent {
                 method: Some(body.purpose.as_str().to_owned()),
                 ..AuditEvent::lifecycle("sandbox_entered", Some(id))
             };
             store.audit().record_durable(event, wall_now()).await?;
-            // Nothing of the operator's goes into a connect-only container by default.
-            Ok(Reply::ok(
+            // By default, no variable of the operator is passed to a remote container.
+            Ok(ControlReply::ok(
                 json!({ "id": name, "backend": "remote", "environment": [] }),
             ))
         }
-        Asked::Ports => Ok(Reply::ok(json!({
+        RemoteOperation::Ports => Ok(ControlReply::ok(json!({
             "id": name,
             "open": null,
-            "reason": "the container is managed remote_backend",
+            "reason": "the container is managed externally",
             "published": [],
         }))),
-        Asked::Elsewhere(what) => Err(refusal(SandboxError::ManagedExternally(what))),
+        RemoteOperation::External(what) => Err(refusal(SandboxError::ManagedExternally(what))),
     }
 }
 
-/// The containers as clients see them, in the order of the settings: those that `named` may
-/// mean, or all. They are asked at the same time, since each may take its whole time-out.
-pub(crate) async fn shown(settings: &Settings, named: Option<&str>) -> Vec<Value> {
-    let is_meant = |container: &&RemoteContainer| {
-        named.is_none_or(|word| word == container.name || slug_of(word) == container.name)
+/// The containers as JSON, in the order of the settings: those that match `named`, or all. They
+/// are queried concurrently, since each may take its whole timeout.
+pub(crate) async fn list(settings: &Settings, named: Option<&str>) -> Vec<Value> {
+    let matches = |container: &&RemoteContainer| {
+        named.is_none_or(|name| name == container.name || slug_of(name) == container.name)
     };
-    let containers = settings.sandbox.remote.all().iter().filter(is_meant);
-    let mut asking = JoinSet::new();
-    for (place, container) in containers.cloned().enumerate() {
-        asking.spawn(async move { (place, show(&container).await) });
+    let containers = settings.sandbox.remote.all().iter().filter(matches);
+    let mut queries = JoinSet::new();
+    for (index, container) in containers.cloned().enumerate() {
+        queries.spawn(async move { (index, show(&container).await) });
     }
-    let mut rows = asking.join_all().await;
-    rows.sort_by_key(|(place, _)| *place);
+    let mut rows = queries.join_all().await;
+    rows.sort_by_key(|(index, _)| *index);
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// One container as clients see it.
+/// One container as JSON.
 async fn show(container: &RemoteContainer) -> Value {
-    let reason = reason(container).await;
+    let reason = unreachable_reason(container).await;
     let status = if reason.is_none() { "active" } else { "error" };
     json!({
         "id": container.name,
@@ -152,8 +153,8 @@ async fn show(container: &RemoteContainer) -> Value {
     })
 }
 
-/// Why it cannot be reached now, if it cannot.
-async fn reason(container: &RemoteContainer) -> Option<String> {
+/// Why the container cannot be reached, if so.
+async fn unreachable_reason(container: &RemoteContainer) -> Option<String> {
     let health = match WorkbenchClient::of(container) {
         Ok(client) => client.health().await,
         Err(error) => Err(error),
@@ -161,8 +162,8 @@ async fn reason(container: &RemoteContainer) -> Option<String> {
     health.err().map(|error| error.to_string())
 }
 
-/// Refuses a name that already means a container.
-pub(crate) fn refuse_its_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
+/// Refuses the name of a remote container for a new sandbox.
+pub(crate) fn refuse_remote_name(name: &str, settings: &Settings) -> Result<(), ControlError> {
     let slug = slug_of(name);
     if settings.sandbox.remote.named(&slug).is_some() {
         return Err(refusal(SandboxError::ManagedExternally("made")));
@@ -170,7 +171,7 @@ pub(crate) fn refuse_its_name(name: &str, settings: &Settings) -> Result<(), Con
     Ok(())
 }
 
-/// The name that a sandbox of this name would get; empty where none can be made of it.
+/// The slug of a sandbox name; empty if the name has none.
 fn slug_of(name: &str) -> String {
     Slug::from_name(name).map_or_else(|_| String::new(), String::from)
 }

@@ -1,4 +1,4 @@
-//! What comes back, and the one place where failures become statuses.
+//! Replies of the control API, and the mapping of errors to HTTP statuses.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,49 +15,49 @@ use serde_json::{Value, json};
 use store::error::StoreError;
 use tokio::sync::mpsc;
 
-/// The answer to an action.
+/// The reply to an action.
 #[derive(Debug)]
-pub enum Reply {
+pub enum ControlReply {
     /// One JSON value.
     Json(StatusCode, Value),
-    /// Text of some type.
+    /// Text with its content type.
     Text(&'static str, String),
-    /// JSON lines, as they come. The sender is dropped at the end.
+    /// A stream of JSON lines, which ends when the sender is dropped.
     Lines(mpsc::Receiver<Result<Bytes, std::io::Error>>),
 }
 
-impl Reply {
+impl ControlReply {
     /// 200 with a value.
     pub fn ok(value: Value) -> Self {
-        Reply::Json(StatusCode::OK, value)
+        ControlReply::Json(StatusCode::OK, value)
     }
 }
 
-/// Why an action was not carried out.
+/// Why an action failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The request itself is wrong.
+    /// The request is invalid.
     #[error("{0}")]
     Bad(String),
     /// The peer is another user.
     #[error("this gate belongs to another user")]
     Forbidden,
-    /// The thing does not exist.
+    /// The named object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The path exists, the method does not.
+    /// The path exists, but not with this method.
     #[error("Method not allowed")]
     Method(String),
-    /// The body is larger than a request may be.
+    /// The request body is too large.
     #[error("the request body is larger than {0} bytes")]
     TooLarge(usize),
     /// Too many writes.
     #[error("Rate limit exceeded")]
     RateLimited(Duration),
-    /// The store said no.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A sandbox, its branch or its workspace said no.
+    /// The sandbox manager failed.
     #[error(transparent)]
     Sandbox(#[from] ManagerError),
     /// The set-up command of a new sandbox failed.
@@ -65,31 +65,32 @@ pub enum ControlError {
     SetUp {
         /// The option or key that the command was given by.
         origin: &'static str,
-        /// How it failed.
+        /// The command's failure.
         failure: SetupFailure,
-        /// Whether what was made of the sandbox is gone.
+        /// Whether the unfinished sandbox was removed.
         is_removed: bool,
     },
-    /// Somebody else listens there.
+    /// Another program listens on the address.
     #[error(
-        "port {} is taken on {}; publish at another one, or at 0 to have one chosen",
+        "port {} is already in use on {}; publish on another port, or on port 0 to let the system \
+         choose one",
         .0.port(),
         .0.ip()
     )]
     PortTaken(SocketAddr),
-    /// It was tried and went wrong.
+    /// The operation failed.
     #[error("{0}")]
     Failed(String),
     /// New settings were refused; the text lists every problem.
     #[error("{0}")]
     Config(String),
-    /// The gate is on its way out or a part of it does not answer.
+    /// The gate is shutting down, or a part of it is unavailable.
     #[error("{0}")]
     Unavailable(String),
 }
 
 impl ControlError {
-    /// The status and body a client sees.
+    /// The status and body of the HTTP response.
     pub fn respond(&self) -> (StatusCode, Value) {
         let (status, code) = match self {
             ControlError::Bad(_) => (StatusCode::BAD_REQUEST, "bad_request"),
@@ -125,7 +126,7 @@ fn setup_hint(failure: &SetupFailure) -> &'static str {
     }
 }
 
-/// What the failure of a set-up command is answered with. The gate itself did not fail.
+/// The status for a failed set-up command. The gate itself did not fail.
 fn setup_status(failure: &SetupFailure) -> (StatusCode, &'static str) {
     let code = match failure.end {
         SetupEnd::Exited(_) => "setup_failed",
@@ -165,7 +166,7 @@ fn manager_status(error: &ManagerError) -> (StatusCode, &'static str) {
     }
 }
 
-/// What the failure of a sandbox is answered with.
+/// The status for an error of a sandbox.
 pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
     match error {
         SandboxError::Name(_) => (StatusCode::BAD_REQUEST, "invalid_name"),
@@ -193,7 +194,7 @@ pub fn sandbox_status(error: &SandboxError) -> (StatusCode, &'static str) {
     }
 }
 
-/// What the failure of a transfer is answered with.
+/// The status for an error of a transfer.
 pub fn transfer_status(error: &TransferError) -> (StatusCode, &'static str) {
     match error {
         TransferError::Missing(_) => (StatusCode::NOT_FOUND, "no_path"),
@@ -219,7 +220,7 @@ fn checkpoint_status(error: &CheckpointError) -> (StatusCode, &'static str) {
     }
 }
 
-/// What a failure about a branch or a workspace is answered with.
+/// The status for an error of a branch or workspace.
 pub fn git_status(error: &GitError) -> (StatusCode, &'static str) {
     match error {
         GitError::NotARepository(_)

@@ -1,9 +1,9 @@
-//! Sandboxes, as an operator asks for them.
+//! Sandbox actions of the control API.
 //!
-//! The manager makes and removes; here it gets its thread, its place in the registry, its
-//! audit record and its traffic. Order is everything: a sandbox is registered before it is
-//! kept and served after it, and at deletion it is unregistered before it stops
-//! being.
+//! The manager creates and removes sandboxes; this module runs it on blocking threads and adds
+//! the registration, the audit records and the listeners. The order matters: a sandbox is
+//! registered and served before its row is marked as kept, and a deletion unregisters it before
+//! it removes it.
 
 mod checkpoints;
 mod create_plan;
@@ -38,16 +38,16 @@ use store::error::StoreError;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::body::{Purpose, SessionBody, SnapshotBody};
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 use repository::RepositoryInfo;
-use repository_file::Additions;
+use repository_file::FileAdditions;
 
-/// Serves the sockets of sandboxes. The port is here and not in `policy::ports`, because its types
-/// are those of `sandbox` and `config`.
+/// Serves the listening sockets of sandboxes. The trait is here and not in `policy::ports`
+/// because it uses types of `sandbox` and `config`.
 pub trait ListenerHost: Send + Sync + std::fmt::Debug {
-    /// Serves these; whatever served the sandbox before ends.
-    /// `added` are hosts that it may reach beside those of the operator's settings.
+    /// Serves these listeners instead of earlier ones of the sandbox. `added` are hosts that
+    /// the sandbox may reach beside those of the operator's settings.
     fn attach(
         &self,
         sandbox: &SandboxId,
@@ -55,35 +55,35 @@ pub trait ListenerHost: Send + Sync + std::fmt::Debug {
         added: Vec<DomainRule>,
     ) -> std::io::Result<()>;
 
-    /// Leads connections of a listener of the host to a port inside.
-    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: Inside);
+    /// Forwards connections of a listener on the host to a port in the sandbox.
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: SandboxPort);
 
-    /// Takes one back.
+    /// Stops forwarding from one address of the host.
     fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr);
 
-    /// Stops serving, and takes every published port back.
+    /// Stops serving the sandbox, including its published ports.
     fn detach(&self, sandbox: &SandboxId);
 
-    /// Whether it is served.
+    /// Whether the sandbox is served.
     fn serves(&self, sandbox: &SandboxId) -> bool;
 
-    /// The root that signs now, which a sandbox that starts is to trust.
+    /// The current root certificate, which a new sandbox must trust.
     fn trust(&self) -> Trust;
 
-    /// Whether a running sandbox may know an older root only.
+    /// Whether a running sandbox may trust only an older root.
     fn has_older_roots(&self) -> bool;
 }
 
-/// A port inside a sandbox, and the way to it.
+/// A port in a sandbox, to connect to.
 #[derive(Clone, Debug)]
-pub struct Inside {
+pub struct SandboxPort {
     manager: Arc<Manager>,
     sandbox: SandboxId,
     port: u16,
 }
 
-impl Inside {
-    /// Connects. Blocks for a moment.
+impl SandboxPort {
+    /// Connects to the port. Blocks briefly.
     pub fn connect(&self) -> std::io::Result<TcpStream> {
         let socket = self.manager.backend().connect(&self.sandbox, self.port);
         socket.map(TcpStream::from).map_err(std::io::Error::other)
@@ -95,9 +95,9 @@ impl Inside {
 pub struct Sandboxes {
     manager: Arc<Manager>,
     traffic: Arc<dyn ListenerHost>,
-    turns: SandboxLocks,
-    /// Held while the root is replaced.
-    root_turn: tokio::sync::Mutex<()>,
+    locks: SandboxLocks,
+    /// Held while the root certificate is replaced.
+    root_lock: tokio::sync::Mutex<()>,
     /// The list of repository files that the operator trusts.
     trusted: PathBuf,
 }
@@ -107,96 +107,96 @@ pub struct Sandboxes {
 struct SandboxLocks(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
 
 impl SandboxLocks {
-    async fn take(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nobody waits for, or has, a turn that is only in this map.
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            Arc::clone(turns.entry(id.clone()).or_default())
+    async fn acquire(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // A lock that only this map refers to is neither held nor waited for.
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(locks.entry(id.clone()).or_default())
         };
-        turn.lock_owned().await
+        lock.lock_owned().await
     }
 }
 
 impl Sandboxes {
-    /// The sandboxes that `manager` keeps, served by `traffic`. `trusted` is the list of
+    /// The sandboxes of `manager`, served by `traffic`. `trusted` is the path of the list of
     /// repository files that the operator trusts.
     pub fn new(manager: Manager, traffic: Arc<dyn ListenerHost>, trusted: PathBuf) -> Self {
         Self {
             trusted,
             manager: Arc::new(manager),
             traffic,
-            turns: SandboxLocks::default(),
-            root_turn: tokio::sync::Mutex::default(),
+            locks: SandboxLocks::default(),
+            root_lock: tokio::sync::Mutex::default(),
         }
     }
 
-    /// After a start: clears what a crash left, and serves again what lives.
+    /// After a start: removes sandboxes that a crash left unfinished, and serves the others.
     pub async fn recover_after_restart(&self, store: &Store) -> Result<(), ControlError> {
-        for row in self.ask(|manager| manager.unfinished()).await? {
+        for row in self.run_blocking(|manager| manager.unfinished()).await? {
             match self.finish(store, &row).await {
                 Ok(_) => {
-                    tracing::info!(sandbox = %row.id, "what a crash left of a sandbox was removed");
+                    tracing::info!(sandbox = %row.id, "unfinished sandbox removed after a crash");
                 }
-                // It stays on record and is tried again at the next start; the gate is needed.
+                // The row stays, and the next start tries again; the gate must start anyway.
                 Err(error) => {
-                    tracing::warn!(sandbox = %row.id, %error, "what a crash left was not removed");
+                    tracing::warn!(sandbox = %row.id, %error, "removing an unfinished sandbox failed");
                 }
             }
         }
-        let rows = self.ask(Manager::rows).await?;
+        let rows = self.run_blocking(Manager::rows).await?;
         for row in rows.iter().filter(|row| row.stage == RowStage::Kept) {
             if let Err(error) = self.serve(&row.id).await {
-                // It is shown with its reason; the others must not wait for it.
-                tracing::warn!(sandbox = %row.id, %error, "a sandbox is not served");
+                // The list shows the sandbox with its error; the other sandboxes are served.
+                tracing::warn!(sandbox = %row.id, %error, "serving a sandbox failed");
             }
         }
         Ok(())
     }
 
     fn forward_port(&self, id: &SandboxId, listener: TcpListener, port: u16) {
-        let inside = Inside {
+        let port = SandboxPort {
             manager: Arc::clone(&self.manager),
             sandbox: id.clone(),
             port,
         };
-        self.traffic.publish(id, listener, inside);
+        self.traffic.publish(id, listener, port);
     }
 
-    /// Serves a sandbox: its traffic, and the ports it has published.
+    /// Serves a sandbox: its traffic and its published ports.
     async fn serve(&self, id: &SandboxId) -> Result<(), ControlError> {
         let of = id.clone();
         let (listeners, row) = self
-            .ask(move |manager| {
+            .run_blocking(move |manager| {
                 let listeners = manager.backend().listeners(&of)?;
                 Ok((listeners, manager.any_row(&of)?))
             })
             .await?;
-        // Before anything is signed for it.
+        // Before the current root signs anything for the sandbox.
         self.refresh_trust(id).await;
-        let added = Additions::of(&row).map(|additions| additions.egress);
+        let added = FileAdditions::of(&row).map(|additions| additions.egress);
         self.traffic
             .attach(id, listeners, added.unwrap_or_default())
             .map_err(|error| ControlError::Unavailable(error.to_string()))?;
         for PublishedPort { host, port } in row.published {
             match TcpListener::bind(host) {
                 Ok(listener) => self.forward_port(id, listener, port),
-                // Somebody else has it now; the sandbox is well without.
+                // Another program listens there now; the sandbox works without the port.
                 Err(error) => {
-                    tracing::warn!(sandbox = %id, %host, %error, "a port is not published");
+                    tracing::warn!(sandbox = %id, %host, %error, "publishing a port failed");
                 }
             }
         }
         Ok(())
     }
 
-    /// Every sandbox, or those that a name or id may mean; no other init is queried.
-    pub async fn list(&self, named: Option<String>) -> Result<Reply, ControlError> {
-        let shown = self.ask(move |manager| {
+    /// Every sandbox, or those that match a name or id; only the init of those is queried.
+    pub async fn list(&self, named: Option<String>) -> Result<ControlReply, ControlError> {
+        let shown = self.run_blocking(move |manager| {
             let mut rows = manager.rows()?;
-            if let Some(word) = named {
-                let slug = Slug::from_name(&word).ok();
-                rows.retain(|row| row.id.as_str() == word || Some(&row.name) == slug.as_ref());
+            if let Some(name) = named {
+                let slug = Slug::from_name(&name).ok();
+                rows.retain(|row| row.id.as_str() == name || Some(&row.name) == slug.as_ref());
             }
             let statuses = manager.statuses(&rows);
             let both = rows.iter().zip(&statuses);
@@ -204,26 +204,26 @@ impl Sandboxes {
                 .map(|(row, status)| describe_as(manager, row, status))
                 .collect())
         });
-        Ok(Reply::ok(Value::Array(shown.await?)))
+        Ok(ControlReply::ok(Value::Array(shown.await?)))
     }
 
     /// One sandbox.
-    pub async fn show(&self, id: SandboxId) -> Result<Reply, ControlError> {
+    pub async fn show(&self, id: SandboxId) -> Result<ControlReply, ControlError> {
         let trusted = self.trusted.clone();
-        let shown = self.ask(move |manager| {
+        let shown = self.run_blocking(move |manager| {
             let row = manager.row(&id)?;
             let host = RepositoryInfo::of(row.repository.as_deref(), &trusted);
             let shown = describe(manager, &row);
             Ok(with_notes(
                 shown,
-                host.file.notes(Additions::of(&row).as_ref()),
+                host.file.notes(FileAdditions::of(&row).as_ref()),
             ))
         });
-        Ok(Reply::ok(shown.await?))
+        Ok(ControlReply::ok(shown.await?))
     }
 
-    /// Stops every process of one.
-    pub async fn pause(&self, store: &Store, id: SandboxId) -> Result<Reply, ControlError> {
+    /// Suspends every process of a sandbox.
+    pub async fn pause(&self, store: &Store, id: SandboxId) -> Result<ControlReply, ControlError> {
         self.change(store, id, "sandbox_paused", |manager, id| {
             Ok(manager.backend().pause(id)?)
         })
@@ -231,11 +231,13 @@ impl Sandboxes {
     }
 
     /// Resumes all processes of a sandbox.
-    pub async fn resume(&self, store: &Store, id: SandboxId) -> Result<Reply, ControlError> {
+    pub async fn resume(&self, store: &Store, id: SandboxId) -> Result<ControlReply, ControlError> {
         let of = id.clone();
-        let status = self.ask(move |manager| Ok(manager.status(&of))).await?;
+        let status = self
+            .run_blocking(move |manager| Ok(manager.status(&of)))
+            .await?;
         if !matches!(status, SandboxStatus::Active | SandboxStatus::Paused) {
-            // One that is started again has new sockets.
+            // A restarted sandbox has new sockets.
             self.traffic.detach(&id);
         }
         let trust = self.traffic.trust();
@@ -244,8 +246,8 @@ impl Sandboxes {
                 manager.resume(id, &trust)
             })
             .await?;
-        // One that stood still when this gate started could not be asked for its sockets.
-        let _turn = self.turns.take(&id).await;
+        // A sandbox that was paused when this gate started could not hand over its sockets.
+        let _lock = self.locks.acquire(&id).await;
         if self.traffic.serves(&id) {
             self.refresh_trust(&id).await;
         } else {
@@ -260,11 +262,11 @@ impl Sandboxes {
         id: SandboxId,
         event: &'static str,
         work: impl FnOnce(&Manager, &SandboxId) -> Result<(), ManagerError> + Send + 'static,
-    ) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let of = id.clone();
         let shown = self
-            .ask(move |manager| {
+            .run_blocking(move |manager| {
                 let row = manager.row(&of)?;
                 work(manager, &of)?;
                 Ok(describe(manager, &row))
@@ -272,33 +274,33 @@ impl Sandboxes {
             .await?;
         let event = AuditEvent::lifecycle(event, Some(id));
         store.audit().record_durable(event, wall_now()).await?;
-        Ok(Reply::ok(shown))
+        Ok(ControlReply::ok(shown))
     }
 
-    /// Removes one with everything it had. Without force, one stays in which a command runs, and
-    /// one whose branch or workspace holds work that is nowhere else.
+    /// Deletes a sandbox with its files and branch. Without force, a sandbox is kept while a
+    /// command runs in it or while its branch or workspace has unmerged work.
     pub async fn delete(
         &self,
         store: &Store,
         settings: &Settings,
         id: SandboxId,
         force: Force,
-    ) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let (of, bounds) = (id.clone(), bounds(settings));
         let row = self
-            .ask(move |manager| manager.mark_for_removal(&of, force, &bounds))
+            .run_blocking(move |manager| manager.mark_for_removal(&of, force, &bounds))
             .await?;
         let removed = self.finish(store, &row).await?;
-        tracing::info!(sandbox = %row.id, "a sandbox was deleted");
-        Ok(Reply::ok(json!({
+        tracing::info!(sandbox = %row.id, "sandbox deleted");
+        Ok(ControlReply::ok(json!({
             "status": "deleted", "id": row.id, "name": row.name,
             "branch_name": row.branch(), "tip": removed.tip, "branch_kept": removed.kept,
         })))
     }
 
-    /// Removes a sandbox that is not kept: first from the registry, so that no connection
-    /// is identified as it.
+    /// Removes a sandbox whose row is not marked as kept: first from the registry, so that no
+    /// connection is attributed to it.
     async fn finish(&self, store: &Store, row: &SandboxRow) -> Result<BranchRemoval, ControlError> {
         self.traffic.detach(&row.id);
         let event = AuditEvent::lifecycle("sandbox_deleted", Some(row.id.clone()));
@@ -307,40 +309,41 @@ impl Sandboxes {
             Err(other) => return Err(other.into()),
         }
         let id = row.id.clone();
-        self.ask(move |manager| manager.remove(&id)).await
+        self.run_blocking(move |manager| manager.remove(&id)).await
     }
 
-    /// Commits the workspace of one to its branch.
+    /// Commits the workspace of a sandbox to its branch.
     pub async fn snapshot(
         &self,
         store: &Store,
         settings: &Settings,
         id: SandboxId,
         body: SnapshotBody,
-    ) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let (of, bounds) = (id.clone(), bounds(settings));
         let report = self
-            .ask(move |manager| manager.snapshot(&of, &body.message, &bounds))
+            .run_blocking(move |manager| manager.snapshot(&of, &body.message, &bounds))
             .await?;
         if report.moved {
             let event = AuditEvent::lifecycle("sandbox_snapshot", Some(id));
             store.audit().record_durable(event, wall_now()).await?;
         }
-        Ok(Reply::ok(json!(report)))
+        Ok(ControlReply::ok(json!(report)))
     }
 
-    /// Lets an operator in: where the sandbox's door is, and what may be brought along.
+    /// Opens an operator's session: checks the sandbox's state, records the session, and
+    /// returns the environment variables that may be passed on.
     pub async fn enter(
         &self,
         store: &Store,
         settings: &Settings,
         id: SandboxId,
         body: SessionBody,
-    ) -> Result<Reply, ControlError> {
+    ) -> Result<ControlReply, ControlError> {
         let of = id.clone();
         let (row, status, stopped) = self
-            .ask(move |manager| {
+            .run_blocking(move |manager| {
                 let stopped = manager.backend().stopped(&of);
                 Ok((manager.row(&of)?, manager.status(&of), stopped))
             })
@@ -348,7 +351,7 @@ impl Sandboxes {
         let name = || row.name.to_string();
         match (status, stopped) {
             (SandboxStatus::Active, _) => {}
-            // Nothing runs in it any more, and files can still be taken home.
+            // No process runs in a stopped sandbox, but its files can still be downloaded.
             (SandboxStatus::Error(_), Some(_)) if body.purpose == Purpose::Download => {}
             (SandboxStatus::Error(_), Some(reason)) => {
                 let name = name();
@@ -365,15 +368,15 @@ impl Sandboxes {
             ..AuditEvent::lifecycle("sandbox_entered", Some(id.clone()))
         };
         store.audit().record_durable(event, wall_now()).await?;
-        Ok(Reply::ok(json!({
+        Ok(ControlReply::ok(json!({
             "id": id,
             "backend": "namespace",
             "environment": settings.sandbox.env,
         })))
     }
 
-    /// Runs something of the manager's on a thread that may block.
-    async fn ask<T: Send + 'static>(
+    /// Runs work with the manager on a blocking thread.
+    async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Manager) -> Result<T, ManagerError> + Send + 'static,
     ) -> Result<T, ControlError> {
@@ -385,7 +388,7 @@ impl Sandboxes {
     }
 }
 
-/// How much of a workspace comes to its branch.
+/// Size limits of a snapshot.
 fn bounds(settings: &Settings) -> SnapshotBounds {
     let snapshot = &settings.sandbox.snapshot;
     SnapshotBounds {
@@ -399,7 +402,7 @@ fn refusal(error: SandboxError) -> ControlError {
     ControlError::Sandbox(error.into())
 }
 
-/// Adds what an operator should know of the repository's own file.
+/// Adds the notes about the repository's own file to a sandbox's JSON.
 fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
     if let Some(fields) = shown.as_object_mut() {
         fields.insert("notes".to_owned(), json!(notes));
@@ -407,7 +410,7 @@ fn with_notes(mut shown: Value, notes: Vec<String>) -> Value {
     shown
 }
 
-/// A sandbox as clients see it.
+/// A sandbox as JSON.
 fn describe(manager: &Manager, row: &SandboxRow) -> Value {
     let statuses = manager.statuses(std::slice::from_ref(row));
     let status = statuses.into_iter().next();
@@ -423,7 +426,7 @@ fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> V
     let created = i64::try_from(row.created)
         .ok()
         .and_then(|at| Timestamp::from_millisecond(at).ok());
-    let (word, reason) = match status {
+    let (status, reason) = match status {
         SandboxStatus::Error(reason) => ("error".to_owned(), Some(reason.clone())),
         other => (other.to_string(), None),
     };
@@ -432,7 +435,7 @@ fn describe_as(manager: &Manager, row: &SandboxRow, status: &SandboxStatus) -> V
         "name": row.name,
         "branch_name": row.branch(),
         "container_id": row.id,
-        "status": word,
+        "status": status,
         "reason": reason,
         "backend": "namespace",
         "repository": row.repository,

@@ -1,5 +1,4 @@
-//! The listener of the control socket: accepts connections, and notes whether the peer's uid is
-//! the gate's own.
+//! Listener of the control socket: accepts connections and checks the peer's uid.
 
 use std::sync::Arc;
 
@@ -12,11 +11,12 @@ use crate::gate::Gate;
 use crate::http_api;
 use crate::peer::{Peer, WriteWindow};
 
-/// Connections served at once. The door is for people and their tools, not for traffic.
+/// Maximum number of concurrent connections. The control socket is for operators and their
+/// tools, not for traffic.
 const MAX_CONNECTIONS: usize = 256;
 
-/// Serves the door until `stop`, then lets the requests in flight finish. The caller
-/// bounds that wait.
+/// Serves the control socket until `stop`, then waits for requests in flight. The caller bounds
+/// that wait.
 pub async fn serve(socket: &PrivateSocket, gate: Arc<Gate>, stop: CancellationToken) {
     let allowed = nix::unistd::geteuid().as_raw();
     let writes = Arc::new(WriteWindow::default());
@@ -24,13 +24,13 @@ pub async fn serve(socket: &PrivateSocket, gate: Arc<Gate>, stop: CancellationTo
         let peer = match stream.peer_cred() {
             Ok(credentials) => credentials.uid(),
             Err(error) => {
-                tracing::warn!(%error, "a control client without credentials was refused");
+                tracing::warn!(%error, "control client refused: no peer credentials");
                 return None;
             }
         };
         let client = Peer::new(peer == allowed, Arc::clone(&writes));
         if !client.is_allowed() {
-            tracing::warn!(uid = peer, "a control client of another user was refused");
+            tracing::warn!(uid = peer, "control client refused: another user");
         }
         let (gate, stop) = (Arc::clone(&gate), stop.clone());
         Some(async move {

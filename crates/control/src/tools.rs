@@ -1,4 +1,5 @@
-//! The servers behind the bridge, as an operator asks about them.
+//! Actions on the MCP servers behind the bridge: list them, and accept changed tool
+//! definitions.
 
 use mcp::bridge::Bridge;
 use policy::audit::{AuditEvent, Kind};
@@ -6,11 +7,11 @@ use serde_json::{Value, json};
 use store::Store;
 
 use crate::action::AcceptBody;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
-/// Every server, and every tool that was ever seen of it.
-pub(crate) fn list(bridge: &Bridge) -> Reply {
+/// Every server, with every tool that was seen of it.
+pub(crate) fn list(bridge: &Bridge) -> ControlReply {
     let seen = bridge.fingerprints().all();
     let servers = bridge.report().into_iter().map(|server| {
         let tools = seen.get(&server.name).into_iter().flatten();
@@ -34,15 +35,15 @@ pub(crate) fn list(bridge: &Bridge) -> Reply {
             "tools": tools,
         })
     });
-    Reply::ok(servers.collect())
+    ControlReply::ok(servers.collect())
 }
 
-/// Takes what a server says of its tools now for the truth.
+/// Trusts the current tool definitions of a server.
 pub(crate) async fn accept(
     bridge: &Bridge,
     store: &Store,
     body: &AcceptBody,
-) -> Result<Reply, ControlError> {
+) -> Result<ControlReply, ControlError> {
     let accepted = bridge
         .fingerprints()
         .accept(&body.server, body.tool.as_deref());
@@ -52,7 +53,7 @@ pub(crate) async fn accept(
             None => body.server.clone(),
         };
         return Err(ControlError::NotFound(format!(
-            "no definition of {} has changed",
+            "no tool definition of {} has changed; see: palisade bridge list",
             what.escape_default()
         )));
     }
@@ -63,7 +64,7 @@ pub(crate) async fn accept(
         ..AuditEvent::new(Kind::Config)
     };
     store.audit().record_durable(event, wall_now()).await?;
-    Ok(Reply::ok(
+    Ok(ControlReply::ok(
         json!({"status": "accepted", "server": body.server, "tools": accepted}),
     ))
 }

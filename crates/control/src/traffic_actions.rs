@@ -1,10 +1,10 @@
-//! What an operator asks about the traffic: who signs, why not, and what if.
+//! Actions on traffic: the certificate authority, explanations of requests, trial decisions.
 
 use std::sync::Arc;
 
-use egress::authority::Authority;
+use egress::authority::CertificateAuthority;
 use egress::services::Services;
-use egress::trial::{self, Question};
+use egress::trial::{self, TrialRequest};
 use jiff::Timestamp;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
@@ -16,28 +16,28 @@ use store::registry::RegistryLookup;
 
 use crate::body::TryBody;
 use crate::gate::Gate;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
 /// The authority, without its key.
-pub(crate) fn show_authority(traffic: &Services) -> Reply {
-    Reply::ok(describe(&traffic.authority().load()))
+pub(crate) fn show_authority(traffic: &Services) -> ControlReply {
+    ControlReply::ok(describe(&traffic.authority().load()))
 }
 
-/// Puts a new root in force.
-pub(crate) async fn rotate_authority(gate: &Gate) -> Result<Reply, ControlError> {
-    let _turn = gate.sandboxes.take_root_turn().await;
+/// Replaces the root.
+pub(crate) async fn rotate_authority(gate: &Gate) -> Result<ControlReply, ControlError> {
+    let _lock = gate.sandboxes.lock_root().await;
     let made = replace_root(gate, wall_now()).await?;
-    Ok(Reply::ok(describe(&made)))
+    Ok(ControlReply::ok(describe(&made)))
 }
 
-/// Puts a new root in force if the one in use is near its end, and ensures that every running
-/// sandbox trusts the one in use. Whether there is a new one.
+/// Replaces the root if it is close to its expiry, and ensures that every running sandbox
+/// trusts the current one. Returns whether the root was replaced.
 pub async fn renew_authority(gate: &Gate, now: UnixMillis) -> Result<bool, ControlError> {
-    let _turn = gate.sandboxes.take_root_turn().await;
+    let _lock = gate.sandboxes.lock_root().await;
     let current = gate.traffic.authority().load_full();
     if !current.time_to_renewal(now).is_zero() {
-        if current.bridges(now) > 0 {
+        if current.cross_signed_count(now) > 0 {
             gate.sandboxes.add_trust_to_all(&trust_in(&current)).await;
         }
         return Ok(false);
@@ -46,37 +46,40 @@ pub async fn renew_authority(gate: &Gate, now: UnixMillis) -> Result<bool, Contr
     Ok(true)
 }
 
-async fn replace_root(gate: &Gate, now: UnixMillis) -> Result<Arc<Authority>, ControlError> {
+async fn replace_root(
+    gate: &Gate,
+    now: UnixMillis,
+) -> Result<Arc<CertificateAuthority>, ControlError> {
     let dir = gate.state_dir.clone();
-    let made = tokio::task::spawn_blocking(move || Authority::rotate(&dir, now)).await;
+    let made = tokio::task::spawn_blocking(move || CertificateAuthority::rotate(&dir, now)).await;
     let made = made
         .map_err(|error| ControlError::Failed(error.to_string()))?
         .map_err(|error| ControlError::Failed(error.to_string()))?;
     let trust = trust_in(&made);
     let made = Arc::new(made);
-    // Before anything is signed with it: a program that looks for a root in vain may remember
-    // that. A sandbox that cannot be told finds its way from the old root, which signed this one.
+    // Before the new root signs anything: a program may cache that a root is unknown. A sandbox
+    // that cannot be updated trusts the new root through the old one, which cross-signs it.
     gate.sandboxes.add_trust_to_all(&trust).await;
     gate.traffic.authority().store(Arc::clone(&made));
-    // Once more, for those that were being made meanwhile.
+    // Once more, for sandboxes that were created meanwhile.
     gate.sandboxes.add_trust_to_all(&trust).await;
     tracing::info!(root = made.name(), expires = ?time(made.expires()), "root certificate replaced");
     Ok(made)
 }
 
-/// What programs in a sandbox have to trust.
-pub fn trust_in(authority: &Authority) -> Trust {
+/// The root certificate that programs in a sandbox must trust.
+pub fn trust_in(authority: &CertificateAuthority) -> Trust {
     Trust {
         root: authority.root_pem().to_owned(),
         hash: authority.subject_hash(),
     }
 }
 
-fn describe(authority: &Authority) -> Value {
+fn describe(authority: &CertificateAuthority) -> Value {
     json!({
         "name": authority.name(),
         "expires_at": time(authority.expires()),
-        "older_roots_that_lead_here": authority.bridges(wall_now()),
+        "older_roots_that_lead_here": authority.cross_signed_count(wall_now()),
         "certificate": authority.root_pem(),
     })
 }
@@ -86,103 +89,106 @@ fn time(at: UnixMillis) -> Option<String> {
     Some(at.to_string())
 }
 
-/// Everything that is known about a request: what was decided, and what was told to whom.
+/// Everything known about a request: its audit record, and the refusal if it is recent.
 pub(crate) async fn explain(
     traffic: &Services,
     store: &Store,
     id: RequestId,
-) -> Result<Reply, ControlError> {
+) -> Result<ControlReply, ControlError> {
     let filter = AuditFilter {
         request_id: Some(id),
         limit: Some(1),
         ..AuditFilter::default()
     };
-    // What was decided a moment ago is on its way there.
+    // Records of recent decisions may not be written yet.
     store.audit().flush().await?;
     let record = store.audit().query(filter).await?.into_iter().next();
     let recent = traffic.explain(id);
     if record.is_none() && recent.is_none() {
         return Err(ControlError::NotFound(format!(
-            "No request {id} is known. Ids are in the refusal's JSON, in its header \
-             x-palisade-request-id, and in 'palisade audit'."
+            "no request with id {id}. A refusal has its id in the JSON body (request_id) and in \
+             the header x-palisade-request-id; to list ids: palisade audit list"
         )));
     }
     let mut answer = json!({ "request_id": id });
-    let mut say = |key: &str, value: Value| {
+    let mut add = |key: &str, value: Value| {
         if let (Some(answer), false) = (answer.as_object_mut(), value.is_null()) {
             answer.insert(key.to_owned(), value);
         }
     };
     if let Some(record) = &record {
         let event = &record.event;
-        say("sandbox", json!(event.sandbox));
-        say("at", json!(time(record.ts)));
-        say("verdict", json!(event.verdict));
-        say("method", json!(event.method));
-        say("host", json!(event.host));
-        say("port", json!(event.port));
-        say("path", json!(event.path));
-        say("status", json!(event.status));
-        say("stage", json!(event.stage));
-        say("reason", json!(event.reason));
-        say(
+        add("sandbox", json!(event.sandbox));
+        add("at", json!(time(record.ts)));
+        add("verdict", json!(event.verdict));
+        add("method", json!(event.method));
+        add("host", json!(event.host));
+        add("port", json!(event.port));
+        add("path", json!(event.path));
+        add("status", json!(event.status));
+        add("stage", json!(event.stage));
+        add("reason", json!(event.reason));
+        add(
             "says",
-            json!(event.reason.map(policy::reason::Reason::says)),
+            json!(event.reason.map(policy::reason::Reason::description)),
         );
-        say("rule", json!(event.rule));
-        say("bytes_in", json!(event.bytes_in));
-        say("bytes_out", json!(event.bytes_out));
-        say("ms", json!(event.ms));
-        say("alike", json!(event.count));
-        say("seq", json!(record.seq));
+        add("rule", json!(event.rule));
+        add("bytes_in", json!(event.bytes_in));
+        add("bytes_out", json!(event.bytes_out));
+        add("ms", json!(event.ms));
+        add("alike", json!(event.count));
+        add("seq", json!(record.seq));
     }
     if let Some((sandbox, one)) = &recent {
-        say("sandbox", json!(sandbox));
-        say("verdict", json!(one.verdict));
-        say("reason", json!(one.reason));
-        say("says", json!(one.reason.says()));
-        say("rule", json!(one.rule));
-        say("stage", json!(one.stage.as_str()));
-        say("method", json!(one.method));
-        say("host", json!(one.host));
-        say("path", json!(one.path));
-        say("told", json!(one.message));
-        say("evidence", json!(one.evidence));
+        add("sandbox", json!(sandbox));
+        add("verdict", json!(one.verdict));
+        add("reason", json!(one.reason));
+        add("says", json!(one.reason.description()));
+        add("rule", json!(one.rule));
+        add("stage", json!(one.stage.as_str()));
+        add("method", json!(one.method));
+        add("host", json!(one.host));
+        add("path", json!(one.path));
+        add("told", json!(one.message));
+        add("evidence", json!(one.evidence));
     }
-    Ok(Reply::ok(answer))
+    Ok(ControlReply::ok(answer))
 }
 
-/// What would become of a request.
+/// The decision about a request, without sending it.
 pub(crate) async fn try_policy(
     traffic: &Services,
     store: &Store,
     body: TryBody,
-) -> Result<Reply, ControlError> {
+) -> Result<ControlReply, ControlError> {
     let registration = match &body.sandbox {
         None => None,
         Some(id) => match store.registry().by_id(id) {
             RegistryLookup::Found(row) => Some(row),
             RegistryLookup::Unavailable | RegistryLookup::Unknown => {
-                let message = format!("No sandbox or container '{id}' is registered");
+                let message = format!(
+                    "no sandbox or container '{id}' is registered; to list them: palisade registry \
+                     list"
+                );
                 return Err(ControlError::NotFound(message));
             }
         },
     };
     let unnamed =
         || SandboxId::parse("nobody").map_err(|error| ControlError::Bad(error.to_string()));
-    let question = Question {
+    let question = TrialRequest {
         sandbox: body.sandbox.map_or_else(unnamed, Ok)?,
         method: body.method,
         url: body.url,
         program: body.program,
         registration,
     };
-    let sandboxes = traffic.known();
-    let asked_by = sandboxes
+    let sandboxes = traffic.sandboxes_with_state();
+    let sandbox = sandboxes
         .iter()
         .find(|known| *known.id() == question.sandbox);
-    let snapshot = traffic.snapshot_for(asked_by.map(AsRef::as_ref));
-    let trial = trial::judge(&snapshot, &question).await;
+    let snapshot = traffic.snapshot_for(sandbox.map(AsRef::as_ref));
+    let trial = trial::decide_trial(&snapshot, &question).await;
     let mut answer = json!({
         "method": question.method,
         "host": trial.host.map(|host| host.to_string()),
@@ -190,7 +196,7 @@ pub(crate) async fn try_policy(
         "path": trial.path,
         "unread": trial.unread,
     });
-    let said = match &trial.verdict {
+    let verdict = match &trial.verdict {
         Ok(rule) => json!({ "verdict": "allow", "rule": rule }),
         Err(denial) => json!({
             "verdict": "deny",
@@ -200,8 +206,8 @@ pub(crate) async fn try_policy(
             "evidence": denial.evidence,
         }),
     };
-    if let (Some(answer), Value::Object(said)) = (answer.as_object_mut(), said) {
-        answer.extend(said);
+    if let (Some(answer), Value::Object(verdict)) = (answer.as_object_mut(), verdict) {
+        answer.extend(verdict);
     }
-    Ok(Reply::ok(answer))
+    Ok(ControlReply::ok(answer))
 }

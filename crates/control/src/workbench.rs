@@ -1,4 +1,4 @@
-//! The workbench of a namespace sandbox: the way to it, for its client.
+//! Connects a workbench client to the workbench in a namespace sandbox.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -10,8 +10,8 @@ use sandbox::namespace::Namespace;
 use workbench::client::address::{ClientStream, Dial, WorkbenchAddress};
 use workbench::client::{WorkbenchClient, WorkbenchClientError};
 
-/// What init starts this program with.
-const WORDS: &[&str] = &[
+/// The command line with which init starts the workbench.
+const WORKBENCH_COMMAND: &[&str] = &[
     "palisade",
     "workbench",
     "--inherited",
@@ -20,40 +20,41 @@ const WORDS: &[&str] = &[
 ];
 
 /// How long a workbench may take to start.
-const WAIT: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A sandbox whose init is asked for a connection.
+/// Connects through the init of a sandbox.
 #[derive(Clone, Debug)]
-struct Inside {
+struct SandboxDialer {
     backend: Namespace,
     sandbox: SandboxId,
 }
 
-/// A client of the workbench inside a sandbox. It is started by the first call, and runs as
-/// the agent: what it answers is the agent's word.
+/// A client of the workbench in a sandbox. The first call starts the workbench, which runs as
+/// the agent: its responses are untrusted.
 pub fn client(
     backend: &Namespace,
     sandbox: &SandboxId,
 ) -> Result<WorkbenchClient, WorkbenchClientError> {
-    let way = Inside {
+    let dialer = SandboxDialer {
         backend: backend.clone(),
         sandbox: sandbox.clone(),
     };
     WorkbenchClient::new(
-        WorkbenchAddress::Dialer(std::sync::Arc::new(way)),
-        WAIT,
+        WorkbenchAddress::Dialer(std::sync::Arc::new(dialer)),
+        START_TIMEOUT,
         None,
     )
 }
 
 #[async_trait]
-impl Dial for Inside {
+impl Dial for SandboxDialer {
     async fn dial(&self) -> io::Result<Box<dyn ClientStream>> {
         let Self { backend, sandbox } = self.clone();
-        let socket = tokio::task::spawn_blocking(move || backend.workbench(&sandbox, WORDS))
-            .await
-            .map_err(io::Error::other)?
-            .map_err(io::Error::other)?;
+        let socket =
+            tokio::task::spawn_blocking(move || backend.workbench(&sandbox, WORKBENCH_COMMAND))
+                .await
+                .map_err(io::Error::other)?
+                .map_err(io::Error::other)?;
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(true)?;
         Ok(Box::new(tokio::net::UnixStream::from_std(stream)?))

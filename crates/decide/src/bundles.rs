@@ -1,9 +1,9 @@
 //! The operator's policy bundles for one entrypoint, and their evaluation.
 //!
-//! A bundle is evaluated on the spot where that takes next to no time, and on a blocking thread
-//! otherwise. Bundles are asked in the order of the settings, each about what the ones before it
-//! left. A refusal ends it; a question does not, because a later bundle may refuse. A bundle in
-//! mode `log` decides nothing.
+//! A quick evaluation runs on the async thread, a longer one on a blocking thread. Bundles are
+//! evaluated in the order of the settings, each with the content as changed by the ones before it.
+//! A refusal ends the evaluation; a question does not, because a later bundle may refuse. Decisions
+//! of a bundle in mode `log` are only logged.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,21 +12,21 @@ use async_trait::async_trait;
 use config::Settings;
 use config::bundle::{self, BundleReadError, LoadedBundles};
 use policy::reason::Reason;
-use policy::rego::policy_bundle::{Outcome, PolicyBundle};
-use policy::rego::{Decision, Failure, Said};
-use policy::verdict::{Denial, Digest, Edits, Modification, RuleName, Verdict, Word};
+use policy::rego::policy_bundle::{BundleOutcome, PolicyBundle};
+use policy::rego::{Decision, DecisionDetails, EvaluationError};
+use policy::verdict::{Denial, Digest, Edits, Modification, RuleName, Verdict, VerdictKind};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
-use crate::question::{Asked, digest};
+use crate::question::{RaisedQuestions, digest};
 
-/// Slow evaluations at the same time.
+/// Maximum number of concurrent evaluations on blocking threads.
 const MAX_SLOW: usize = 4;
 
 /// The bundles for one entrypoint.
 #[derive(Debug)]
 pub struct Bundles {
-    judges: Vec<Arc<PolicyBundle>>,
+    bundles: Vec<Arc<PolicyBundle>>,
     missing: Vec<String>,
     slow: Semaphore,
 }
@@ -34,23 +34,23 @@ pub struct Bundles {
 impl Default for Bundles {
     fn default() -> Self {
         Self {
-            judges: Vec::new(),
+            bundles: Vec::new(),
             missing: Vec::new(),
             slow: Semaphore::new(MAX_SLOW),
         }
     }
 }
 
-/// What policies report to the caller beside their decisions.
+/// The merged `metadata` of the policies' decisions.
 pub type Notes = Map<String, Value>;
 
 /// A message that bundles decide about, and may change where its kind allows that.
 #[async_trait]
 pub trait BundleSubject: Send + Sync {
-    /// What the policies read under `input`.
+    /// The `input` document of the policies.
     fn input(&self) -> &Arc<Value>;
 
-    /// What a question about it is about.
+    /// The digest of the facts that a question is about.
     fn digest(&self) -> Digest;
 
     /// Whether an evaluation takes too long for an async thread.
@@ -58,33 +58,32 @@ pub trait BundleSubject: Send + Sync {
         false
     }
 
-    /// The content as a policy wants it; none where that changes nothing.
+    /// The content as changed by a policy; none if nothing changes.
     async fn propose(
         &self,
         rule: RuleName,
         outputs: Value,
-        said: Said,
+        said: DecisionDetails,
     ) -> Result<Option<String>, Denial>;
 
-    /// Takes proposed content over, for the bundles that follow.
+    /// Replaces the content by proposed content, for the next bundles.
     async fn accept(&mut self, content: String) -> Result<(), Denial>;
 
-    /// The content, where it is another than it was at first.
+    /// The content, if it was changed.
     fn changed(&self) -> Result<Option<String>, Denial>;
 }
 
 /// Facts that no policy can change.
 #[derive(Debug)]
 pub struct FixedInput {
-    /// What the policies read.
+    /// The `input` document of the policies.
     pub input: Arc<Value>,
     /// The fields that a question is about; empty for all.
     about: &'static [&'static str],
 }
 
 impl FixedInput {
-    /// A request: a question is about where it goes and what it does there, and not about its
-    /// headers.
+    /// A request. A question is about its target and method, not about its headers.
     pub(crate) fn request(input: Value) -> Self {
         Self::request_again(Arc::new(input))
     }
@@ -97,7 +96,7 @@ impl FixedInput {
         Self { input, about }
     }
 
-    /// Facts that count as a whole.
+    /// Facts of which all fields identify a question.
     pub(crate) fn whole(input: Value) -> Self {
         let (input, about) = (Arc::new(input), &[][..]);
         Self { input, about }
@@ -124,7 +123,7 @@ impl BundleSubject for FixedInput {
         &self,
         rule: RuleName,
         _: Value,
-        said: Said,
+        said: DecisionDetails,
     ) -> Result<Option<String>, Denial> {
         Err(cannot_change(rule, said))
     }
@@ -138,30 +137,30 @@ impl BundleSubject for FixedInput {
     }
 }
 
-fn cannot_change(rule: RuleName, said: Said) -> Denial {
-    let because = "the policy wants the request changed, which the gate cannot do";
-    said.told(Denial::new(Reason::RegoDenied, rule))
-        .because(because)
+fn cannot_change(rule: RuleName, said: DecisionDetails) -> Denial {
+    let evidence = "the policy's action is redact, but requests cannot be changed";
+    said.apply_to(Denial::new(Reason::RegoDenied, rule))
+        .with_evidence(evidence)
 }
 
-/// What is recorded of an evaluation of all bundles.
+/// The record of an evaluation of all bundles.
 #[derive(Clone, Debug, Default)]
 pub struct BundleRun {
-    /// The last bundle whose decision counted, and its rule.
+    /// The last bundle whose decision was enforced, and its rule.
     pub decided_by: Option<(String, RuleName)>,
     /// Every evaluation, in order.
-    pub evaluations: Vec<Evaluation>,
+    pub evaluations: Vec<BundleEvaluation>,
     /// Decisions that were only logged.
     pub logged: Vec<LoggedDecision>,
-    /// `metadata` of the decisions that counted.
+    /// The `metadata` of the enforced decisions.
     pub notes: Notes,
-    /// The sentence of the last decision that counted and has one.
+    /// The reason of the last enforced decision that has one.
     pub reason: Option<String>,
 }
 
 /// One evaluation of one bundle.
 #[derive(Clone, Debug)]
-pub struct Evaluation {
+pub struct BundleEvaluation {
     /// The bundle.
     pub bundle: String,
     /// The action, as metrics name it.
@@ -179,22 +178,22 @@ pub struct LoggedDecision {
     pub bundle: String,
     /// Its rule.
     pub rule: RuleName,
-    /// What it would have decided.
-    pub verdict: Word,
-    /// Why.
+    /// The verdict that it would have had.
+    pub verdict: VerdictKind,
+    /// The reason.
     pub reason: Option<Reason>,
 }
 
 impl Bundles {
-    /// Reads the bundles of `settings` for `entrypoint`. Blocks. A bundle that is missing is left
-    /// out with a warning, unless it is required; one that cannot be used is an error.
+    /// Reads the bundles of `settings` for `entrypoint`. Blocks. A missing bundle is skipped with a
+    /// warning, unless it is required; an invalid bundle is an error.
     pub fn load(settings: &Settings, entrypoint: &str) -> Result<Self, BundleReadError> {
         let LoadedBundles { judges, missing } = bundle::judges(&settings.policies, entrypoint)?;
         for problem in &missing {
-            tracing::warn!(%problem, "a policy bundle is missing and judges nothing");
+            tracing::warn!(%problem, "policy bundle is missing and was skipped");
         }
         Ok(Self {
-            judges,
+            bundles: judges,
             missing: missing.iter().map(ToString::to_string).collect(),
             ..Self::default()
         })
@@ -202,54 +201,55 @@ impl Bundles {
 
     /// Whether there is no bundle.
     pub fn is_empty(&self) -> bool {
-        self.judges.is_empty()
+        self.bundles.is_empty()
     }
 
-    /// Whether some bundle decides, and does not only log.
+    /// Whether the decisions of some bundle are enforced, and not only logged.
     pub fn is_enforced(&self) -> bool {
-        self.judges.iter().any(|judge| judge.counts())
+        self.bundles.iter().any(|bundle| bundle.is_enforced())
     }
 
-    /// Bundles that are configured and were left out, and why.
+    /// Configured bundles that were skipped, and why.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// Evaluates every bundle up to the first that refuses. `rule` is that of the check before;
-    /// questions are added to `asked`.
+    /// Evaluates every bundle up to the first that refuses. `rule` is the one that allowed the
+    /// subject before; questions are added to `raised`.
     pub(crate) async fn run(
         &self,
         subject: &mut dyn BundleSubject,
         rule: RuleName,
-        asked: &mut Asked,
+        raised: &mut RaisedQuestions,
     ) -> (Verdict, BundleRun) {
         let mut run = BundleRun::default();
-        for judge in &self.judges {
+        for bundle in &self.bundles {
             let begun = Instant::now();
-            let decision = self.evaluate(judge, &*subject).await;
-            run.evaluations.push(evaluation(judge, &decision, begun));
+            let decision = self.evaluate(bundle, &*subject).await;
+            run.evaluations.push(evaluation(bundle, &decision, begun));
             let (noted, reason) = (decision.metadata().cloned(), decision.message());
             let reason = reason.map(str::to_owned);
-            let rule = judge.rule_name();
-            let step = match understand(judge, decision) {
-                Outcome::Pass => Step::Pass,
-                Outcome::Change { outputs, said } => {
-                    match subject.propose(rule.clone(), outputs, said).await {
-                        Ok(None) => Step::Pass,
-                        Ok(Some(content)) => Step::Change(content),
-                        Err(denial) => Step::Deny(denial),
-                    }
-                }
-                Outcome::Ask(said) => Step::Ask(said),
-                Outcome::Deny(denial) => Step::Deny(denial),
+            let rule = bundle.rule_name();
+            let step = match outcome_of(bundle, decision) {
+                BundleOutcome::Pass => Step::Pass,
+                BundleOutcome::Change {
+                    outputs,
+                    details: said,
+                } => match subject.propose(rule.clone(), outputs, said).await {
+                    Ok(None) => Step::Pass,
+                    Ok(Some(content)) => Step::Change(content),
+                    Err(denial) => Step::Deny(denial),
+                },
+                BundleOutcome::Ask(said) => Step::Ask(said),
+                BundleOutcome::Deny(denial) => Step::Deny(denial),
             };
-            if !judge.decides(step.refusal()) {
-                run.logged.extend(step.logged(judge));
+            if !bundle.decides(step.refusal()) {
+                run.logged.extend(step.logged(bundle));
                 continue;
             }
             run.notes.extend(noted.into_iter().flatten());
             run.reason = reason.or(run.reason.take());
-            run.decided_by = Some((judge.id().to_owned(), rule.clone()));
+            run.decided_by = Some((bundle.id().to_owned(), rule.clone()));
             match step {
                 Step::Pass => {}
                 Step::Change(content) => {
@@ -257,7 +257,7 @@ impl Bundles {
                         return (denial.into(), run);
                     }
                 }
-                Step::Ask(said) => asked.raise_policy(rule, said, subject.digest()),
+                Step::Ask(said) => raised.raise_policy(rule, said, subject.digest()),
                 Step::Deny(denial) => return (denial.into(), run),
             }
         }
@@ -276,52 +276,52 @@ impl Bundles {
         (verdict, run)
     }
 
-    /// Evaluates every bundle that counts, on this thread, about facts that were recorded when
-    /// they were decided first. Blocks for as long as the bundles may take.
+    /// Evaluates every enforced bundle on this thread, with the input of the first decision. Blocks
+    /// for up to the time limits of the bundles.
     pub(crate) fn run_blocking(
         &self,
         subject: &FixedInput,
-        asked: &mut Asked,
+        raised: &mut RaisedQuestions,
     ) -> Result<(), Denial> {
-        for judge in self.judges.iter().filter(|judge| judge.counts()) {
-            let rule = judge.rule_name();
-            let denial = match understand(judge, judge.at_length(&subject.input)) {
-                Outcome::Pass => continue,
-                Outcome::Ask(said) => {
-                    asked.raise_policy(rule, said, subject.digest());
+        for bundle in self.bundles.iter().filter(|bundle| bundle.is_enforced()) {
+            let rule = bundle.rule_name();
+            let denial = match outcome_of(bundle, bundle.decide_blocking(&subject.input)) {
+                BundleOutcome::Pass => continue,
+                BundleOutcome::Ask(said) => {
+                    raised.raise_policy(rule, said, subject.digest());
                     continue;
                 }
-                Outcome::Change { said, .. } => cannot_change(rule, said),
-                Outcome::Deny(denial) => denial,
+                BundleOutcome::Change { details: said, .. } => cannot_change(rule, said),
+                BundleOutcome::Deny(denial) => denial,
             };
-            if judge.decides(Some(&denial)) {
+            if bundle.decides(Some(&denial)) {
                 return Err(denial);
             }
         }
         Ok(())
     }
 
-    async fn evaluate(&self, judge: &Arc<PolicyBundle>, subject: &dyn BundleSubject) -> Decision {
+    async fn evaluate(&self, bundle: &Arc<PolicyBundle>, subject: &dyn BundleSubject) -> Decision {
         let input = subject.input();
         if !subject.is_large()
-            && let Some(decision) = judge.at_once(input)
+            && let Some(decision) = bundle.decide_quickly(input)
         {
             return decision;
         }
         // The semaphore is never closed.
         let permit = self.slow.acquire().await;
-        let (judge, input) = (Arc::clone(judge), Arc::clone(input));
-        let decided = tokio::task::spawn_blocking(move || judge.at_length(&input)).await;
+        let (bundle, input) = (Arc::clone(bundle), Arc::clone(input));
+        let decided = tokio::task::spawn_blocking(move || bundle.decide_blocking(&input)).await;
         drop(permit);
-        decided.unwrap_or_else(|error| Decision::Failed(Failure::Error(error.to_string())))
+        decided.unwrap_or_else(|error| Decision::Failed(EvaluationError::Error(error.to_string())))
     }
 }
 
-/// What one bundle makes of the subject.
+/// The outcome of one bundle for the subject.
 enum Step {
     Pass,
     Change(String),
-    Ask(Said),
+    Ask(DecisionDetails),
     Deny(Denial),
 }
 
@@ -333,33 +333,33 @@ impl Step {
         }
     }
 
-    fn logged(self, judge: &PolicyBundle) -> Option<LoggedDecision> {
+    fn logged(self, bundle: &PolicyBundle) -> Option<LoggedDecision> {
         let (verdict, reason) = match self {
             Step::Pass => return None,
-            Step::Change(_) => (Word::Modify, None),
-            Step::Ask(_) => (Word::Deny, Some(Reason::AskUnattended)),
-            Step::Deny(denial) => (Word::Deny, Some(denial.reason)),
+            Step::Change(_) => (VerdictKind::Modify, None),
+            Step::Ask(_) => (VerdictKind::Deny, Some(Reason::AskUnattended)),
+            Step::Deny(denial) => (VerdictKind::Deny, Some(denial.reason)),
         };
         Some(LoggedDecision {
-            bundle: judge.id().to_owned(),
-            rule: judge.rule_name(),
+            bundle: bundle.id().to_owned(),
+            rule: bundle.rule_name(),
             verdict,
             reason,
         })
     }
 }
 
-fn understand(judge: &PolicyBundle, decision: Decision) -> Outcome {
+fn outcome_of(bundle: &PolicyBundle, decision: Decision) -> BundleOutcome {
     if let Decision::Failed(failure) = &decision
-        && let Some(failures) = judge.count_failure()
+        && let Some(failures) = bundle.count_failure()
     {
-        let bundle = judge.id();
-        tracing::error!(bundle, %failure, failures, "a policy bundle could not decide");
+        let bundle = bundle.id();
+        tracing::error!(bundle, %failure, failures, "policy bundle evaluation failed");
     }
-    judge.understand(decision)
+    bundle.outcome(decision)
 }
 
-fn evaluation(judge: &PolicyBundle, decision: &Decision, begun: Instant) -> Evaluation {
+fn evaluation(bundle: &PolicyBundle, decision: &Decision, begun: Instant) -> BundleEvaluation {
     let action = match decision {
         Decision::Allow(_) => "allow",
         Decision::Deny(_) | Decision::Undefined => "block",
@@ -368,13 +368,15 @@ fn evaluation(judge: &PolicyBundle, decision: &Decision, begun: Instant) -> Eval
         Decision::Failed(_) => "error",
     };
     let failure = match decision {
-        Decision::Failed(Failure::OutOfTime | Failure::OutOfSteps) => Some("timeout"),
-        Decision::Failed(Failure::Error(_)) => Some("error"),
-        Decision::Failed(Failure::Shape(_)) => Some("shape"),
+        Decision::Failed(EvaluationError::OutOfTime | EvaluationError::OutOfSteps) => {
+            Some("timeout")
+        }
+        Decision::Failed(EvaluationError::Error(_)) => Some("error"),
+        Decision::Failed(EvaluationError::Shape(_)) => Some("shape"),
         _ => None,
     };
-    Evaluation {
-        bundle: judge.id().to_owned(),
+    BundleEvaluation {
+        bundle: bundle.id().to_owned(),
         action,
         failure,
         took: begun.elapsed(),

@@ -1,4 +1,4 @@
-//! Which subject passes which check, as a table, and why not the others.
+//! The table of checks: which checks each subject must pass, and why it skips the others.
 //!
 //! `docs/checks.md` is written from it, and `tests/checks` drives each required cell through its
 //! real entry point with that check made to deny.
@@ -42,12 +42,12 @@ pub enum Check {
     Address,
 }
 
-/// What a check may be about.
+/// The kinds of subjects of checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SubjectKind {
     /// A request that a sandbox sends.
     Request,
-    /// A request that the gate sends for a push: what upstream has.
+    /// A request of the gate itself, which reads upstream's refs and objects for a push.
     OwnRequest,
     /// A tunnel.
     Connect,
@@ -70,9 +70,9 @@ pub enum SubjectKind {
 /// Whether a subject has to pass a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requirement {
-    /// It has to.
+    /// The check is made.
     Required,
-    /// It does not, for this reason.
+    /// The check is skipped, for this reason.
     Skipped(&'static str),
 }
 

@@ -1,15 +1,16 @@
-//! The one decision: which checks a subject passes, in their order.
+//! The decision about a subject: its checks, in their order.
 //!
-//! To decide spends nothing: tokens of rate limits and tickets of breakers are taken by the code that
-//! admits a request. Checks of a head are synchronous; a decision is a future only where a policy
-//! bundle has to be evaluated, so that the common request neither allocates nor waits for it.
+//! A decision has no side effects: tokens of rate limits and tickets of breakers are taken by the
+//! code that admits a request. The checks of a head are synchronous; a decision is a future only
+//! where a policy bundle has to be evaluated, so that the common request neither allocates nor
+//! waits for it.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use http::HeaderMap;
 use policy::allowlist::{Permit, Target};
-use policy::answer::{Answer, Answers};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::clock::Tick;
 use policy::git_address;
 use policy::github::GithubRules;
@@ -19,7 +20,7 @@ use policy::override_header::OverrideHeader;
 use policy::push;
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::repository::{self, Access};
+use policy::repository::{self, RepositoryPermission};
 use policy::verdict::{Denial, Grant, Question, RuleName, Verdict};
 use serde_json::Value;
 
@@ -28,7 +29,7 @@ use crate::checks::Check;
 use crate::github::{self, find_override};
 use crate::grants::Grants;
 use crate::input::{self, RequestInput};
-use crate::question::{Asked, Settled};
+use crate::question::{QuestionOutcome, RaisedQuestions};
 use crate::snapshot::PolicySnapshot;
 use crate::subject::{
     BodyFacts, ConnectFacts, HeadFacts, McpFacts, MirrorFacts, Mode, ObjectFacts, PassthroughFacts,
@@ -38,45 +39,45 @@ use crate::subject::{
 /// The name of the setting that asks about unknown hosts.
 const UNKNOWN: &str = "egress.unknown";
 
-/// By what is decided.
+/// The context of a decision.
 #[derive(Clone, Copy)]
 pub struct Cx<'a> {
     /// The rules.
     pub snapshot: &'a PolicySnapshot,
-    /// The answers that this request was given.
-    pub answers: &'a Answers,
-    /// The answers that hold for its sandbox.
+    /// The operator's answers to questions of this request.
+    pub answers: &'a ApprovalAnswers,
+    /// The approvals that hold for its sandbox.
     pub grants: Option<&'a Grants>,
-    /// Now, on the clock of the grants.
+    /// The current time, on the clock of the grants.
     pub now: Tick,
 }
 
 impl Cx<'_> {
     /// The answer to `question`, of this request or of its sandbox.
-    pub(crate) fn answer(&self, question: &Question) -> Option<Answer> {
+    pub(crate) fn answer(&self, question: &Question) -> Option<ApprovalAnswer> {
         let own = self.answers.find(question);
         let own = own.filter(|answer| answer.holds_at(self.now)).cloned();
         own.or_else(|| {
             let until = self.grants?.find(&question.digest, self.now)?;
-            Some(Answer::Allow { until: Some(until) })
+            Some(ApprovalAnswer::Allow { until: Some(until) })
         })
     }
 }
 
-/// What was decided.
+/// The result of a decision.
 #[derive(Debug)]
 pub struct Decided {
     /// The verdict.
     pub verdict: Verdict,
     /// The check that decided.
     pub check: Check,
-    /// The permit, where a request may be sent.
+    /// The permit, if a request may be sent.
     pub permit: Option<Permit>,
-    /// What a request on a git host is about.
+    /// The repository and operation of a request on a git host.
     pub repository: Option<Box<RepositoryRequest>>,
-    /// What a recheck needs.
+    /// The data for a recheck.
     pub recorded: Recorded,
-    /// What the policy bundles said.
+    /// The results of the policy bundles.
     pub bundles: Option<Box<BundleRun>>,
 }
 
@@ -100,7 +101,7 @@ impl Decided {
         Self::new(denial.into(), check)
     }
 
-    /// The refusal, where it is one; a question counts as unattended.
+    /// The rule that allows, or the refusal; a question is refused as unattended.
     pub fn refusal(self) -> Result<RuleName, Denial> {
         match self.verdict {
             Verdict::Allow { rule } => Ok(rule),
@@ -117,9 +118,9 @@ impl Decided {
     reason = "most decisions are made at once, and a box would be an allocation for each request"
 )]
 pub enum Deciding<'a> {
-    /// It is made.
+    /// The decision is made.
     Now(Decided),
-    /// It is made by this future.
+    /// The decision is made by this future.
     Later(Pin<Box<dyn Future<Output = Decided> + Send + 'a>>),
 }
 
@@ -132,14 +133,14 @@ impl Deciding<'_> {
         }
     }
 
-    /// The decision of a subject that never waits: the table of checks has no policy bundle for
-    /// it. Refused where it would wait all the same.
+    /// The decision about a subject without policy bundles in the table of checks, which never
+    /// waits. If it would wait nevertheless, the subject is refused.
     pub fn now(self) -> Decided {
         match self {
             Deciding::Now(decided) => decided,
             Deciding::Later(_) => {
                 let denial = Denial::new(Reason::Internal, "decide");
-                Decided::denied(denial.because("the decision waits"), Check::Bundles)
+                Decided::denied(denial.with_evidence("the decision waits"), Check::Bundles)
             }
         }
     }
@@ -160,24 +161,24 @@ pub fn decide<'a>(subject: Subject<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     }
 }
 
-/// A request that the allowlist allows, or would once the operator agreed.
+/// A request that the allowlist allows, or that needs the operator's approval.
 enum Candidate {
     Permitted(Permit),
-    Asked(Box<Target>),
+    NeedsApproval(Box<Target>),
 }
 
 impl Candidate {
     fn target(&self) -> &Target {
         match self {
             Candidate::Permitted(permit) => permit.target(),
-            Candidate::Asked(target) => target,
+            Candidate::NeedsApproval(target) => target,
         }
     }
 
     fn rule(&self) -> RuleName {
         match self {
             Candidate::Permitted(permit) => permit.rule().clone(),
-            Candidate::Asked(_) => RuleName::from(UNKNOWN),
+            Candidate::NeedsApproval(_) => RuleName::from(UNKNOWN),
         }
     }
 }
@@ -190,7 +191,7 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
         registration,
     } = facts;
     let snapshot = cx.snapshot;
-    let mut asked = Asked::new(Grant::Request, snapshot.number);
+    let mut raised = RaisedQuestions::new(Grant::Request, snapshot.number);
     // The allowlist keeps the target, which a question needs as well.
     let spare = snapshot.asks_about_hosts().then(|| target.clone());
     let candidate = match snapshot.settings.allowlist().judge(target) {
@@ -198,13 +199,13 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
         Err(denial) => match spare.filter(|_| snapshot.asks_about(&denial)) {
             Some(target) => {
                 raise_host(
-                    &mut asked,
+                    &mut raised,
                     denial,
                     Some(&target.sandbox),
                     &target.host,
                     target.port,
                 );
-                Candidate::Asked(Box::new(target))
+                Candidate::NeedsApproval(Box::new(target))
             }
             None => return Deciding::Now(Decided::denied(denial, Check::Allowlist)),
         },
@@ -221,7 +222,7 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     }
     let rest = RestOfRequest {
         candidate,
-        asked,
+        raised,
         recorded,
         registration,
         cx,
@@ -235,10 +236,10 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     }
 }
 
-/// What of a request is decided after the allowlist.
+/// The checks of a request after the allowlist.
 struct RestOfRequest<'a> {
     candidate: Candidate,
-    asked: Asked,
+    raised: RaisedQuestions,
     recorded: Recorded,
     registration: Option<&'a Registration>,
     cx: Cx<'a>,
@@ -252,7 +253,7 @@ impl RestOfRequest<'_> {
         let mut subject = FixedInput::request(read.document());
         self.recorded.input = Some(Arc::clone(&subject.input));
         let bundles = &self.cx.snapshot.requests;
-        let (verdict, run) = bundles.run(&mut subject, rule, &mut self.asked).await;
+        let (verdict, run) = bundles.run(&mut subject, rule, &mut self.raised).await;
         let run = Some(Box::new(run));
         match verdict {
             Verdict::Deny(denial) => Decided {
@@ -266,7 +267,7 @@ impl RestOfRequest<'_> {
 
     fn recheck(mut self, known: &Recorded) -> Decided {
         if let Some(input) = &known.input
-            && let Err(denial) = recheck_bundles(self.cx, input, &mut self.asked)
+            && let Err(denial) = recheck_bundles(self.cx, input, &mut self.raised)
         {
             return Decided::denied(denial, Check::Bundles);
         }
@@ -276,7 +277,7 @@ impl RestOfRequest<'_> {
     fn finish(self, bundles: Option<Box<BundleRun>>) -> Decided {
         let Self {
             candidate,
-            asked,
+            raised,
             recorded,
             registration,
             cx,
@@ -295,18 +296,20 @@ impl RestOfRequest<'_> {
         }
         let check = match &candidate {
             Candidate::Permitted(_) => Check::Bundles,
-            Candidate::Asked(_) => Check::Allowlist,
+            Candidate::NeedsApproval(_) => Check::Allowlist,
         };
-        let permit = match (asked.settle(|question| cx.answer(question)), candidate) {
-            (Some(Settled::Open(question)), _) => {
+        let permit = match (raised.settle(|question| cx.answer(question)), candidate) {
+            (Some(QuestionOutcome::Open(question)), _) => {
                 return decided(Verdict::Ask(question), check, None);
             }
-            (Some(Settled::Refused(denial)), _) => return decided(denial.into(), check, None),
-            (Some(Settled::Approved(approval)), Candidate::Asked(target)) => {
+            (Some(QuestionOutcome::Refused(denial)), _) => {
+                return decided(denial.into(), check, None);
+            }
+            (Some(QuestionOutcome::Approved(approval)), Candidate::NeedsApproval(target)) => {
                 Permit::approved(*target, approval)
             }
             (_, Candidate::Permitted(permit)) => permit,
-            (None, Candidate::Asked(_)) => {
+            (None, Candidate::NeedsApproval(_)) => {
                 // An unknown host always raises a question.
                 let denial = Denial::new(Reason::Internal, UNKNOWN);
                 return decided(denial.into(), check, None);
@@ -317,15 +320,19 @@ impl RestOfRequest<'_> {
     }
 }
 
-fn recheck_bundles(cx: Cx<'_>, input: &Arc<Value>, asked: &mut Asked) -> Result<(), Denial> {
+fn recheck_bundles(
+    cx: Cx<'_>,
+    input: &Arc<Value>,
+    raised: &mut RaisedQuestions,
+) -> Result<(), Denial> {
     let subject = FixedInput::request_again(Arc::clone(input));
-    let checked = cx.snapshot.requests.run_blocking(&subject, asked);
-    // A refusal in the middle of a download has no reader: only that it is one counts.
+    let checked = cx.snapshot.requests.run_blocking(&subject, raised);
+    // The client cannot read a refusal in the middle of a download, so details are dropped.
     checked.map_err(|_| Denial::new(Reason::RegoDenied, "rego"))
 }
 
-/// Applies the rules for GitHub's API, as far as a head tells. A body that they need is decided
-/// about when it was read.
+/// Applies the rules for GitHub's API that depend on the head alone. If they need the body, they
+/// are applied when it was read.
 fn github_head(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -349,8 +356,9 @@ fn github_head(
     if snapshot.github.wants_body(&target.method, &target.path) {
         return match mode {
             Mode::Live | Mode::Recheck => Ok(None),
-            Mode::Trial => Err(Denial::new(Reason::GithubRule, "github:body")
-                .saying("This depends on what the request carries, which a trial does not know.")),
+            Mode::Trial => Err(Denial::new(Reason::GithubRule, "github:body").with_message(
+                "The decision depends on the request's body, which a trial does not have.",
+            )),
         };
     }
     let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
@@ -405,15 +413,14 @@ fn check_override(
         OverrideHeader::Method => (Reason::MethodDenied, "method"),
         OverrideHeader::Path => (Reason::PathDenied, "path"),
     };
-    Err(Denial::new(reason, "override-header").saying(format!(
-        "The header '{name}' asks {host} to take this request for one of another {what}, and \
-         rules restrict what may be done there. Send the request with that {what} itself, \
-         without the header."
+    Err(Denial::new(reason, "override-header").with_message(format!(
+        "The header '{name}' makes {host} use another {what} for this request, and rules restrict \
+         methods or paths there. Send the request with that {what} itself, without the header."
     )))
 }
 
-/// Which repository a request is about, and whether its sender may ask that of it. On a host that
-/// is not among git's, a push would leave unread.
+/// The repository of a request, and whether the sender may access it. On hosts that are not in
+/// `git.hosts` pushes are refused, because they would pass unchecked.
 fn check_repository(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -424,23 +431,25 @@ fn check_repository(
         if !git_address::is_push(target) {
             return (None, Ok(()));
         }
-        let denial = Denial::new(Reason::GitRepo, "git.hosts").saying(format!(
-            "Pushes to {} are not open: only those to the hosts of git.hosts are read.",
+        let denial = Denial::new(Reason::GitRepo, "git.hosts").with_message(format!(
+            "Pushes to {} are not allowed: only pushes to hosts in git.hosts can be checked.",
             target.host
         ));
         return (None, Err(denial));
     }
     let Some(address) = git_address::recognise(target) else {
         let denial = Denial::new(Reason::PathDenied, "git:paths")
-            .saying("This host is for git: nothing else is open on it.");
+            .with_message("Only git requests are allowed on this host.");
         return (None, Err(denial));
     };
     let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
-    let (name, shown) = (address.name.as_ref(), &address.shown);
+    let (name, shown) = (address.name.as_ref(), &address.display_name);
     let access = repository::authorise(repos, name, shown, address.operation, git.read_public);
     let (access, checked) = match access {
-        Ok(Access::Registered(repo)) => (Some(RepositoryAccess::Registered(repo.clone())), Ok(())),
-        Ok(Access::Anonymous) => (Some(RepositoryAccess::Anonymous), Ok(())),
+        Ok(RepositoryPermission::Registered(repo)) => {
+            (Some(RepositoryAccess::Registered(repo.clone())), Ok(()))
+        }
+        Ok(RepositoryPermission::Anonymous) => (Some(RepositoryAccess::Anonymous), Ok(())),
         Err(denial) => (None, Err(denial)),
     };
     (
@@ -474,9 +483,9 @@ fn host_alone(
     match judged {
         Ok(rule) => Decided::allowed(rule.name.clone(), Check::Allowlist),
         Err(denial) if cx.snapshot.asks_about(&denial) => {
-            let mut asked = Asked::new(Grant::Host, cx.snapshot.number);
-            raise_host(&mut asked, denial, sandbox, host, port);
-            settled(asked, RuleName::from(UNKNOWN), Check::Allowlist, cx)
+            let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
+            raise_host(&mut raised, denial, sandbox, host, port);
+            settled(raised, RuleName::from(UNKNOWN), Check::Allowlist, cx)
         }
         Err(denial) => Decided::denied(denial, Check::Allowlist),
     }
@@ -503,12 +512,12 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
         return Deciding::Now(by_host);
     }
     let rule = rule.clone();
-    let mut asked = Asked::new(Grant::Request, cx.snapshot.number);
+    let mut raised = RaisedQuestions::new(Grant::Request, cx.snapshot.number);
     if let (Mode::Recheck, Some(recorded)) = (mode, recorded) {
         return Deciding::Now(match &recorded.input {
             None => by_host,
-            Some(input) => match recheck_bundles(cx, input, &mut asked) {
-                Ok(()) => settled(asked, rule, Check::Bundles, cx),
+            Some(input) => match recheck_bundles(cx, input, &mut raised) {
+                Ok(()) => settled(raised, rule, Check::Bundles, cx),
                 Err(denial) => Decided::denied(denial, Check::Bundles),
             },
         });
@@ -527,11 +536,11 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
         let mut subject = FixedInput::request(read.document());
         let input = Arc::clone(&subject.input);
         let bundles = &cx.snapshot.requests;
-        let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut asked).await;
+        let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
             Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
-                settled(asked, rule, Check::Bundles, cx)
+                settled(raised, rule, Check::Bundles, cx)
             }
         };
         Decided {
@@ -551,7 +560,7 @@ fn mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
     let refused = match facts {
         MirrorFacts::Named(name) if cx.snapshot.mirror(name).is_some() => None,
         MirrorFacts::Named(name) => {
-            Some(denial.saying(format!("There is no mirror '{name}' here.")))
+            Some(denial.with_message(format!("There is no mirror '{name}' here.")))
         }
         MirrorFacts::Configured(mirror) if mirrors.contains(mirror) => None,
         MirrorFacts::Configured(_) => Some(denial),
@@ -577,27 +586,27 @@ fn push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
         ObjectFacts::NotWanted => None,
         ObjectFacts::Read(findings) => Some(findings),
     };
-    let mut asked = Asked::new(Grant::Push, snapshot.number);
+    let mut raised = RaisedQuestions::new(Grant::Push, snapshot.number);
     match push::judge(&rules, facts.case, facts.refs, findings) {
         Ok(questions) => {
             let document = input::push(&facts, findings).to_string();
             for denial in questions {
-                asked.raise(denial, Grant::Push, &[document.as_bytes()]);
+                raised.raise(denial, Grant::Push, &[document.as_bytes()]);
             }
         }
         Err(denial) => return Deciding::Now(Decided::denied(denial, Check::Objects)),
     }
     if snapshot.pushes.is_empty() {
-        return Deciding::Now(settled(asked, rule, Check::Objects, cx));
+        return Deciding::Now(settled(raised, rule, Check::Objects, cx));
     }
     Deciding::Later(Box::pin(async move {
         let mut subject = FixedInput::whole(input::push(&facts, findings));
         let bundles = &snapshot.pushes;
-        let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut asked).await;
+        let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
             Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
-                settled(asked, rule, Check::Bundles, cx)
+                settled(raised, rule, Check::Bundles, cx)
             }
         };
         Decided {
@@ -615,18 +624,18 @@ fn name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
             Decided::allowed(rule, Check::Allowlist)
         }
         Err(denial) if cx.snapshot.asks_about(&denial) => {
-            let mut asked = Asked::new(Grant::Host, cx.snapshot.number);
+            let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
             let denial = Denial {
                 rule: UNKNOWN.into(),
                 ..denial
             };
             let facts = [sandbox.as_str(), &host.to_string()].map(str::to_owned);
-            asked.raise(
+            raised.raise(
                 denial,
                 Grant::Host,
                 &facts.each_ref().map(|part| part.as_bytes()),
             );
-            settled(asked, RuleName::from(UNKNOWN), Check::Allowlist, cx)
+            settled(raised, RuleName::from(UNKNOWN), Check::Allowlist, cx)
         }
         Err(denial) => Decided::denied(denial, Check::Allowlist),
     }
@@ -649,13 +658,13 @@ fn mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a
         return Deciding::Now(Decided::allowed(rule, Check::Bundles));
     };
     Deciding::Later(Box::pin(async move {
-        let mut asked = Asked::new(Grant::Message, cx.snapshot.number);
-        let (verdict, run) = bundles.run(message, rule, &mut asked).await;
-        let verdict = match (verdict, asked.settle(|question| cx.answer(question))) {
+        let mut raised = RaisedQuestions::new(Grant::Message, cx.snapshot.number);
+        let (verdict, run) = bundles.run(message, rule, &mut raised).await;
+        let verdict = match (verdict, raised.settle(|question| cx.answer(question))) {
             (Verdict::Deny(denial), _) => Verdict::Deny(denial),
-            (_, Some(Settled::Open(question))) => Verdict::Ask(question),
-            (_, Some(Settled::Refused(denial))) => denial.into(),
-            (verdict, Some(Settled::Approved(_)) | None) => verdict,
+            (_, Some(QuestionOutcome::Open(question))) => Verdict::Ask(question),
+            (_, Some(QuestionOutcome::Refused(denial))) => denial.into(),
+            (verdict, Some(QuestionOutcome::Approved(_)) | None) => verdict,
         };
         Decided {
             bundles: Some(Box::new(run)),
@@ -666,7 +675,7 @@ fn mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a
 
 /// Raises the question whether a sandbox may reach a host that no rule names.
 fn raise_host(
-    asked: &mut Asked,
+    raised: &mut RaisedQuestions,
     denial: Denial,
     sandbox: Option<&SandboxId>,
     host: &Host,
@@ -679,14 +688,14 @@ fn raise_host(
     let sandbox = sandbox.map_or("", SandboxId::as_str);
     let (host, port) = (host.to_string(), port.to_string());
     let facts = [sandbox.as_bytes(), host.as_bytes(), port.as_bytes()];
-    asked.raise(denial, Grant::Host, &facts);
+    raised.raise(denial, Grant::Host, &facts);
 }
 
-/// Allowed by `rule`, unless a question says otherwise.
-fn settled(asked: Asked, rule: RuleName, check: Check, cx: Cx<'_>) -> Decided {
-    match asked.settle(|question| cx.answer(question)) {
-        None | Some(Settled::Approved(_)) => Decided::allowed(rule, check),
-        Some(Settled::Refused(denial)) => Decided::denied(denial, check),
-        Some(Settled::Open(question)) => Decided::new(Verdict::Ask(question), check),
+/// Allows by `rule`, unless a question is open or was answered with a refusal.
+fn settled(raised: RaisedQuestions, rule: RuleName, check: Check, cx: Cx<'_>) -> Decided {
+    match raised.settle(|question| cx.answer(question)) {
+        None | Some(QuestionOutcome::Approved(_)) => Decided::allowed(rule, check),
+        Some(QuestionOutcome::Refused(denial)) => Decided::denied(denial, check),
+        Some(QuestionOutcome::Open(question)) => Decided::new(Verdict::Ask(question), check),
     }
 }

@@ -1,4 +1,4 @@
-//! The rules for GitHub's API, applied to as much of a request as is known.
+//! Applies the rules for GitHub's API to the known parts of a request.
 
 use http::header::{CONTENT_TYPE, HeaderMap};
 use policy::allowlist::Target;
@@ -10,7 +10,7 @@ use policy::verdict::{Denial, RuleName};
 
 use crate::snapshot::PolicySnapshot;
 
-/// Decides about a request as far as it is known: `body` is none where it has none that counts.
+/// Decides about a request; `body` is none if the rules do not need it.
 pub(crate) fn decide(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -35,7 +35,7 @@ pub(crate) fn decide(
     })
 }
 
-/// Decides again about a request that `rule` allowed and that has left.
+/// Decides again about a request in flight that `rule` allowed.
 pub(crate) fn recheck(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -48,13 +48,13 @@ pub(crate) fn recheck(
     Err(Denial::new(Reason::GithubRule, rule.clone()))
 }
 
-/// Which of two types a body is read as is the reader's choice, and not ours.
+/// The refusal of an ambiguous Content-Type: with two of them the server chooses one.
 fn unclear_type() -> Denial {
     Denial::new(Reason::GithubRule, "github:content-type")
-        .saying("The Content-Type must be given once, in plain text.")
+        .with_message("The request must have one Content-Type header, in ASCII.")
 }
 
-/// Applies `blocked_api_patterns` of policy.yaml, to the path as it is sent and as it is read.
+/// Applies `blocked_api_patterns` of policy.yaml to the encoded and the decoded path.
 pub(crate) fn blocked_pattern(snapshot: &PolicySnapshot, target: &Target) -> Result<(), Denial> {
     let table = &snapshot.settings.policy.policy.blocked_api_patterns;
     let listed = table.get(target.method.as_str()).into_iter().flatten();
@@ -69,14 +69,14 @@ pub(crate) fn blocked_pattern(snapshot: &PolicySnapshot, target: &Target) -> Res
         if hit {
             return Err(
                 Denial::new(Reason::GithubRule, "policy.yaml:blocked_api_patterns")
-                    .because(format!("the pattern is {}", regex.as_str())),
+                    .with_evidence(format!("the pattern is {}", regex.as_str())),
             );
         }
     }
     Ok(())
 }
 
-/// The first header by which a server might take the request for another, with its usual name.
+/// The first override header of a request, with its usual name.
 pub(crate) fn find_override(headers: &HeaderMap) -> Option<(&'static str, OverrideHeader)> {
     let mut names = headers.keys();
     names.find_map(|name| override_header::find(name.as_str().as_bytes()))

@@ -1,4 +1,4 @@
-//! Answers that hold for a sandbox for a while.
+//! Temporary approvals of sandboxes.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use policy::clock::Tick;
 use policy::verdict::Digest;
 
-/// What the operator allowed one sandbox for a while, by the digest of the question.
+/// The temporary approvals of one sandbox, by the digest of the question.
 #[derive(Debug, Default)]
 pub struct Grants(Mutex<HashMap<Digest, Tick>>);
 
 impl Grants {
-    /// Allows what the question of `digest` was about, until then. Grants that have ended by
+    /// Adds an approval of the question of `digest` that ends at `until`. Grants that have ended by
     /// `now` are removed.
     pub fn add(&self, digest: Digest, until: Tick, now: Tick) {
         let mut grants = self.lock();
@@ -19,7 +19,7 @@ impl Grants {
         grants.insert(digest, until);
     }
 
-    /// Until when the question of `digest` is answered with yes.
+    /// The end of the approval of the question of `digest`, if there is one.
     pub fn find(&self, digest: &Digest, now: Tick) -> Option<Tick> {
         let until = self.lock().get(digest).copied()?;
         (now < until).then_some(until)

@@ -1,4 +1,4 @@
-//! Holding: something is decided again and again until no question about it is open.
+//! Holds a subject that needs approvals: it is decided again until no question is open.
 //!
 //! ```text
 //!   ┌──▶ attempt: newest snapshot, identity, admission, head, content
@@ -7,37 +7,37 @@
 //!   │                     │                 │  body secured, admission given back
 //!   └─────────────────────┴─── answer ◀── wait ──▶ ended, refused
 //! ```
-//! What waits holds no ticket of a breaker and no permit of a semaphore; what it was asked for is
-//! in memory or on disk. After an answer, and after each reload, everything is decided anew.
+//! A waiting subject holds no ticket of a breaker and no permit of a semaphore; its body is in
+//! memory or on disk. After an answer, and after each reload, everything is decided again.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use policy::answer::{Answer, Answers};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Digest, Question};
 use tokio::time::Instant;
 
 use crate::snapshot::CurrentPolicy;
 
-/// How many different questions one request may raise.
+/// Maximum number of different questions of one request.
 const MAX_QUESTIONS: usize = 3;
 
-/// How often something is decided while the rules change under it.
+/// Maximum number of attempts while the rules keep changing.
 const MAX_ATTEMPTS: usize = 100;
 
-/// Answers questions. Until there are approvals, only tests have an answerer.
+/// Answers questions. Approvals are not implemented yet, so only tests have an answerer.
 #[async_trait]
 pub trait Answerer: Send + Sync + 'static {
-    /// Waits for the answer to `question`. Dropped when the request does not wait any more.
-    async fn answer(&self, question: &Question) -> Answer;
+    /// Waits for the answer to `question`. The future is dropped when the request stops waiting.
+    async fn answer(&self, question: &Question) -> ApprovalAnswer;
 
-    /// Raises a question whose asker does not wait.
+    /// Raises a question whose subject does not wait.
     fn raise(&self, question: &Question);
 }
 
-/// Where questions go: to an operator, or nowhere.
+/// The receiver of questions, if there is one.
 #[derive(Clone, Default)]
 pub struct Questions(Option<Arc<dyn Answerer>>);
 
@@ -67,64 +67,65 @@ impl std::fmt::Debug for Questions {
     }
 }
 
-/// How far an attempt came.
+/// The outcome of an attempt.
 #[derive(Debug)]
 pub enum Attempt<T> {
-    /// Everything was decided, and it is allowed.
+    /// The subject is allowed.
     Done(T),
-    /// The rules changed meanwhile: it has to be decided again.
+    /// The rules changed meanwhile, so the subject has to be decided again.
     Stale,
     /// The operator has to decide.
     Ask(Box<Question>),
 }
 
-/// Something that is decided, and may have to wait in between.
-pub trait Held: Send {
-    /// What is there once it is allowed.
+/// A subject that may have to wait for approvals.
+pub trait HeldSubject: Send {
+    /// The result when the subject is allowed.
     type Allowed;
     /// A refusal.
     type Refused;
 
-    /// Decides it by the newest rules: identity, admission, head, content. On a question it gives
-    /// back what it took.
+    /// Decides by the newest rules: identity, admission, head, content. On a question it returns
+    /// its admission.
     fn attempt(
         &mut self,
-        answers: &Answers,
+        answers: &ApprovalAnswers,
     ) -> impl Future<Output = Result<Attempt<Self::Allowed>, Self::Refused>> + Send;
 
-    /// The refusal of what raised a question.
+    /// Converts the refusal of a question.
     fn refuse(&self, denial: Denial) -> Self::Refused;
 
-    /// The number of the snapshot by which it would be decided now.
+    /// The number of the current snapshot for this subject.
     fn snapshot(&self) -> u64;
 
-    /// Makes it ready to wait: what was sent is kept in memory or on disk.
+    /// Prepares for waiting: the body is stored in memory or on disk.
     fn secure(&mut self) -> impl Future<Output = Result<(), Self::Refused>> + Send;
 
-    /// Resolves when it must not wait any longer: its sandbox is gone, or the gate stops.
+    /// Resolves when the subject must not wait any longer: its sandbox was removed, or the gate
+    /// stops.
     fn ended(&mut self) -> impl Future<Output = Denial> + Send;
 
-    /// An answer that holds for the sandbox as well.
-    fn grant(&mut self, digest: Digest, answer: &Answer);
+    /// Stores an answer that also applies to later requests of the sandbox.
+    fn grant(&mut self, digest: Digest, answer: &ApprovalAnswer);
 }
 
-/// By whom questions are answered, and under which rules.
+/// The parameters of holding.
 #[derive(Clone, Copy)]
 pub struct Holding<'a> {
-    /// Who answers.
+    /// The receiver of questions.
     pub questions: &'a Questions,
     /// The rules in force.
     pub policy: &'a CurrentPolicy,
-    /// How long it may wait for answers in all; none where the answerer says it.
+    /// Maximum total waiting time; none if the answerer limits it.
     pub limit: Option<Duration>,
 }
 
 /// Decides about `held` until it is allowed or refused.
-pub async fn settle<H: Held>(
+pub async fn settle<H: HeldSubject>(
     held: &mut H,
     mut holding: Holding<'_>,
 ) -> Result<H::Allowed, H::Refused> {
-    let mut answers = Answers::default();
+    let mut answers = ApprovalAnswers::default();
     for _ in 0..MAX_ATTEMPTS {
         match held.attempt(&answers).await? {
             Attempt::Done(allowed) => return Ok(allowed),
@@ -136,15 +137,15 @@ pub async fn settle<H: Held>(
         }
     }
     let denial = Denial::new(Reason::Internal, "decide");
-    Err(held.refuse(denial.because("the rules changed too often")))
+    Err(held.refuse(denial.with_evidence("the rules changed too often")))
 }
 
-/// Waits for the answer to `question`, or until the rules change. What it waited is taken off the
-/// limit: a reload does not begin it anew.
-async fn wait<H: Held>(
+/// Waits for the answer to `question`, or until the rules change. The waiting time is subtracted
+/// from the limit, so a reload does not restart it.
+async fn wait<H: HeldSubject>(
     held: &mut H,
     question: &Question,
-    answers: &mut Answers,
+    answers: &mut ApprovalAnswers,
     holding: &mut Holding<'_>,
 ) -> Result<(), H::Refused> {
     let Some(answerer) = &holding.questions.0 else {
@@ -152,8 +153,8 @@ async fn wait<H: Held>(
     };
     if answers.len() >= MAX_QUESTIONS {
         let denial = question.refused(Reason::AskDenied);
-        let message = "It raised more questions than an operator is asked about one request.";
-        return Err(held.refuse(denial.saying(message)));
+        let message = "The request needs more approvals than one request may have.";
+        return Err(held.refuse(denial.with_message(message)));
     }
     let begun = Instant::now();
     let mut changes = holding.policy.changes();
@@ -167,15 +168,15 @@ async fn wait<H: Held>(
             None => std::future::pending().await,
         }
     };
-    // In this order: what has ended is not allowed by an answer of the same moment, and an answer
-    // to a question of rules that are gone is not needed.
+    // The order matters: a subject that has ended is not allowed by a simultaneous answer, and an
+    // answer to a question of replaced rules is ignored.
     let answer = tokio::select! {
         biased;
         denial = held.ended() => return Err(held.refuse(denial)),
-        // The rules may allow or refuse it now: it is decided anew.
+        // The new rules may allow or refuse the subject, so it is decided again.
         _ = changes.changed() => None,
         answer = answerer.answer(question) => Some(answer),
-        () = limit => Some(Answer::TimedOut),
+        () = limit => Some(ApprovalAnswer::TimedOut),
     };
     if let Some(limit) = &mut holding.limit {
         *limit = limit.saturating_sub(begun.elapsed());

@@ -1,5 +1,5 @@
-//! What the operator's policies read under `input`. Every field is always there and of one type:
-//! a policy that fails on a type is one that an agent can make fail.
+//! The `input` document of the operator's policies. Every field is always present and of one type;
+//! otherwise an agent could make a policy fail by a type error.
 
 use http::HeaderMap;
 use policy::allowlist::Target;
@@ -7,7 +7,7 @@ use policy::endpoint::Method;
 use policy::host::Host;
 use policy::id::SandboxId;
 use policy::path::CleanPath;
-use policy::push::{Findings, Restricted};
+use policy::push::{Findings, RestrictedPathChange};
 use policy::refs::RefUpdate;
 use policy::registration::Registration;
 use policy::verdict::RuleName;
@@ -36,7 +36,7 @@ pub struct RequestInput<'a> {
     pub rule: &'a RuleName,
 }
 
-/// What is read of a request.
+/// The parts of a request that a policy reads.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRequest<'a> {
     /// The method.
@@ -124,9 +124,9 @@ pub(crate) fn push(facts: &PushFacts<'_>, findings: Option<&Findings>) -> Value 
     let options: Vec<String> = facts.case.options.iter().map(option).collect();
     let restricted = match findings.map(|found| found.restricted) {
         None => "unread",
-        Some(Restricted::Untouched) => "untouched",
-        Some(Restricted::Changed) => "changed",
-        Some(Restricted::Unknown) => "unknown",
+        Some(RestrictedPathChange::Untouched) => "untouched",
+        Some(RestrictedPathChange::Changed) => "changed",
+        Some(RestrictedPathChange::Unknown) => "unknown",
     };
     json!({
         "kind": "git_push",
@@ -158,8 +158,8 @@ fn registration(registration: Option<&Registration>) -> Value {
     )
 }
 
-/// Headers by name, in lower case; what comes more than once is one list, as HTTP has it
-/// (RFC 9110, 5.3). Of a credential there is the header, and not its value.
+/// Headers by name, in lower case; repeated headers are joined to one list (RFC 9110, 5.3). The
+/// values of credentials are redacted.
 fn headers(headers: &HeaderMap) -> Map<String, Value> {
     let mut shown = Map::with_capacity(headers.keys_len());
     for name in headers.keys() {

@@ -1,21 +1,20 @@
-//! Questions to the operator: the digest that tells them apart, and those of one decision
-//! gathered into one.
+//! Questions to the operator: their digests, and merging of the questions of one decision.
 
-use policy::answer::{Answer, Approval};
+use policy::answer::{Approval, ApprovalAnswer};
 use policy::reason::Reason;
-use policy::rego::Said;
+use policy::rego::DecisionDetails;
 use policy::verdict::{Denial, Digest, Grant, Question, RuleName};
 use sha2::{Digest as _, Sha256};
 
 /// The questions that one decision raised so far.
-pub(crate) struct Asked {
+pub(crate) struct RaisedQuestions {
     grants: Grant,
     snapshot: u64,
     question: Option<Box<Question>>,
 }
 
-impl Asked {
-    /// None yet; those of policy bundles are about `grants`.
+impl RaisedQuestions {
+    /// No questions; those of policy bundles will have the scope `grants`.
     pub(crate) fn new(grants: Grant, snapshot: u64) -> Self {
         Self {
             grants,
@@ -25,12 +24,12 @@ impl Asked {
     }
 
     /// Raises a question of a policy bundle about the subject of `facts`.
-    pub(crate) fn raise_policy(&mut self, rule: RuleName, said: Said, facts: Digest) {
-        let denial = said.told(Denial::new(Reason::AskUnattended, rule));
+    pub(crate) fn raise_policy(&mut self, rule: RuleName, said: DecisionDetails, facts: Digest) {
+        let denial = said.apply_to(Denial::new(Reason::AskUnattended, rule));
         self.raise(denial, self.grants, &[&facts]);
     }
 
-    /// Raises a question about `facts` where otherwise there would be `denial`.
+    /// Raises a question about `facts`, in place of the refusal `denial`.
     pub(crate) fn raise(&mut self, denial: Denial, grants: Grant, facts: &[&[u8]]) {
         let Denial {
             rule,
@@ -63,30 +62,30 @@ impl Asked {
     /// refusal, or the question that is still open. None where none was raised.
     pub(crate) fn settle(
         self,
-        find_answer: impl FnOnce(&Question) -> Option<Answer>,
-    ) -> Option<Settled> {
+        find_answer: impl FnOnce(&Question) -> Option<ApprovalAnswer>,
+    ) -> Option<QuestionOutcome> {
         let question = self.question?;
         let Some(answer) = find_answer(&question) else {
-            return Some(Settled::Open(question));
+            return Some(QuestionOutcome::Open(question));
         };
         Some(match Approval::of(&question, &answer) {
-            Some(approval) => Settled::Approved(approval),
-            None => Settled::Refused(refused(&question, &answer)),
+            Some(approval) => QuestionOutcome::Approved(approval),
+            None => QuestionOutcome::Refused(refused(&question, &answer)),
         })
     }
 }
 
-/// What became of the questions of one decision.
-pub(crate) enum Settled {
+/// The outcome of the questions of one decision.
+pub(crate) enum QuestionOutcome {
     Approved(Approval),
     Refused(Denial),
     Open(Box<Question>),
 }
 
-fn refused(question: &Question, answer: &Answer) -> Denial {
+fn refused(question: &Question, answer: &ApprovalAnswer) -> Denial {
     let reason = match answer {
-        Answer::Allow { .. } | Answer::Deny => Reason::AskDenied,
-        Answer::TimedOut => Reason::AskTimeout,
+        ApprovalAnswer::Allow { .. } | ApprovalAnswer::Deny => Reason::AskDenied,
+        ApprovalAnswer::TimedOut => Reason::AskTimeout,
     };
     question.refused(reason)
 }

@@ -17,11 +17,11 @@ use tokio::sync::watch;
 
 use crate::bundles::Bundles;
 
-/// All rules of one configuration. A request is decided by one of these from its first check to
-/// its last; where another one came in force meanwhile, it is decided again.
+/// All rules of one configuration. All checks of a request use the same snapshot; if another one
+/// becomes current meanwhile, the request is decided again.
 #[derive(Debug)]
 pub struct PolicySnapshot {
-    /// Tells snapshots apart.
+    /// The unique number of the snapshot.
     pub number: u64,
     /// The settings.
     pub settings: Arc<Settings>,
@@ -81,7 +81,7 @@ impl PolicySnapshot {
         }
     }
 
-    /// The same rules for a sandbox that may reach `added`, too.
+    /// The same rules for a sandbox with the additional domain rules `added`.
     #[must_use]
     pub fn allowing(&self, added: &[DomainRule]) -> Self {
         let names_programs = added.iter().any(|rule| !rule.programs.is_empty());
@@ -137,7 +137,7 @@ impl PolicySnapshot {
     }
 }
 
-/// The snapshot in force. Everybody who decides shares one of these.
+/// The current snapshot, shared by all listeners.
 #[derive(Debug)]
 pub struct CurrentPolicy {
     snapshot: ArcSwap<PolicySnapshot>,
@@ -170,8 +170,7 @@ impl CurrentPolicy {
         self.announce(number);
     }
 
-    /// Has every decision made again that waits for an answer, because something changed for one
-    /// sandbox alone.
+    /// Makes all held decisions run again, after a change for one sandbox.
     pub fn announce(&self, number: u64) {
         self.changes.send_replace(number);
     }

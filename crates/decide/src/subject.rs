@@ -1,14 +1,14 @@
-//! Subjects of decisions: facts only. The caller is responsible for their truth.
+//! Subjects of decisions, as facts that the caller provides.
 
 use std::sync::Arc;
 
 use config::section::git::MirrorSettings;
 use http::HeaderMap;
 use policy::allowlist::Target;
-use policy::git_address::Address;
+use policy::git_address::RepositoryAddress;
 use policy::host::Host;
 use policy::id::SandboxId;
-use policy::push::{Case, Findings};
+use policy::push::{Findings, PushContext};
 use policy::refs::RefFacts;
 use policy::registration::{Registration, Repo};
 use policy::verdict::{Denial, RuleName};
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::bundles::BundleSubject;
 
-/// What is decided about.
+/// The subject of a decision.
 pub enum Subject<'a> {
     /// A request, by its head.
     Request(RequestFacts<'a>),
@@ -41,55 +41,55 @@ pub enum Subject<'a> {
     McpQuestion(McpFacts<'a>),
 }
 
-/// Why a decision is made.
+/// The purpose of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Something happens if it is allowed.
+    /// A subject that is executed if it is allowed.
     Live,
-    /// Something that was allowed is on its way, and the rules or a grant changed. Blocks where a
-    /// policy has to be evaluated.
+    /// A subject in flight, after the rules or a grant changed. Blocks if a policy has to be
+    /// evaluated.
     Recheck,
-    /// An operator wants to know; nothing happens.
+    /// A dry run by the operator.
     Trial,
 }
 
 /// A request, by its head.
 pub struct RequestFacts<'a> {
-    /// What it wants.
+    /// The target of the request.
     pub target: Target,
     /// Whether over TLS.
     pub tls: bool,
-    /// What is known beside that.
+    /// The headers, or the data of the first decision.
     pub head: HeadFacts<'a>,
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
 }
 
-/// What is known of a request's head beside its target.
+/// Facts about a request's head other than its target.
 pub enum HeadFacts<'a> {
     /// The headers.
     Headers {
-        /// As the client sent them.
+        /// The headers from the client.
         received: &'a HeaderMap,
-        /// As they will be sent; read by policy bundles only, and none where there is no bundle.
+        /// The headers to send; only policy bundles read them, and without bundles they are none.
         sent: Option<HeaderMap>,
     },
-    /// What was recorded when it was allowed.
+    /// The data of the decision that allowed the request.
     Recorded(&'a Recorded),
 }
 
-/// What a [`Mode::Recheck`] needs of a decision that allowed something.
+/// The data of a decision that a [`Mode::Recheck`] needs.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
-    /// What the policy bundles read; none where there were none.
+    /// The input of the policy bundles; none without bundles.
     pub input: Option<Arc<Value>>,
-    /// The rule for GitHub's API that allowed it.
+    /// The rule for GitHub's API that allowed the request.
     pub github: Option<RuleName>,
 }
 
 /// A body that has to be read for a decision.
 pub struct BodyFacts<'a> {
-    /// What the request wants.
+    /// The target of the request.
     pub target: &'a Target,
     /// The headers as the client sent them.
     pub headers: &'a HeaderMap,
@@ -99,7 +99,7 @@ pub struct BodyFacts<'a> {
     pub registration: &'a Registration,
 }
 
-/// A tunnel that is asked for.
+/// A requested tunnel.
 pub struct ConnectFacts<'a> {
     /// The sandbox.
     pub sandbox: Option<&'a SandboxId>,
@@ -121,7 +121,7 @@ pub struct PassthroughFacts<'a> {
     pub program: Option<&'a str>,
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
-    /// What was recorded when it was allowed, for [`Mode::Recheck`].
+    /// The data of the decision that allowed the connection, for [`Mode::Recheck`].
     pub recorded: Option<&'a Recorded>,
 }
 
@@ -129,7 +129,7 @@ pub struct PassthroughFacts<'a> {
 pub enum MirrorFacts<'a> {
     /// By the name that a client used.
     Named(&'a str),
-    /// As it was configured when something of it was allowed.
+    /// By its settings when access to it was allowed.
     Configured(&'a MirrorSettings),
 }
 
@@ -141,52 +141,52 @@ pub struct PushFacts<'a> {
     pub host: &'a Host,
     /// The repository, or the mirror.
     pub repo: &'a str,
-    /// What it asks for.
-    pub case: &'a Case,
-    /// What is known of each ref.
+    /// The commands and options of the push.
+    pub case: &'a PushContext,
+    /// The facts about each ref.
     pub refs: &'a [RefFacts],
-    /// What is known of its objects.
+    /// The facts about its objects.
     pub objects: ObjectFacts<'a>,
-    /// Whether all of it is to happen or nothing.
+    /// Whether the push is atomic.
     pub atomic: bool,
-    /// How large it is.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
-/// What is known of the objects of a push.
+/// Facts about the objects of a push.
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectFacts<'a> {
-    /// They were not read yet: only the refs are decided about.
+    /// The objects were not read yet: only the refs are decided.
     Unread,
-    /// No rule wants them read.
+    /// No rule needs the objects.
     NotWanted,
-    /// They were read.
+    /// The findings in the objects.
     Read(&'a Findings),
 }
 
 /// A message between a client and a tool server.
 pub struct McpFacts<'a> {
-    /// The refusal that a before hook stored for this call, if it did.
+    /// The refusal that a before hook stored for this call, if there is one.
     pub stored: Option<&'a Denial>,
-    /// What the lists of tools and their fingerprints say.
+    /// The result of the tool lists and fingerprints.
     pub tool: Result<(), Denial>,
     /// The message as policy bundles read it; none before it was read.
     pub message: Option<&'a mut dyn BundleSubject>,
 }
 
-/// A request on a git host: what it is about, and as whom it may be sent.
+/// A request on a git host: its repository, and the identity with which it may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepositoryRequest {
-    /// The repository, and what is asked of it.
-    pub address: Address,
-    /// As whom; none where it is refused.
+    /// The repository and the operation.
+    pub address: RepositoryAddress,
+    /// The identity; none if the request is refused.
     pub access: Option<RepositoryAccess>,
 }
 
-/// As whom a request on a git host may be sent.
+/// The identity with which a request on a git host may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepositoryAccess {
-    /// As the sandbox that was registered for this repository.
+    /// The credentials for a repository of the sandbox's registration.
     Registered(Repo),
     /// Without any credential.
     Anonymous,

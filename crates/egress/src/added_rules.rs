@@ -1,8 +1,9 @@
-//! Rules for one sandbox: the operator's, and hosts that the trusted file of its repository adds.
+//! Policy snapshot of one sandbox: the operator's rules, and the hosts that the trusted file of its
+//! repository adds.
 //!
-//! A sandbox with such hosts has settings of its own, whose allowlist holds them beside the
-//! operator's rules (`Settings::allowing`). They are built once for each reload; every other
-//! sandbox shares the operator's. One with an approval that ended has a snapshot of its own, too.
+//! A sandbox with added hosts has its own settings, whose allowlist contains them and the
+//! operator's rules (`Settings::allowing`), built once per reload. Every other sandbox shares the
+//! operator's snapshot, except after one of its approvals has ended.
 
 use std::sync::Arc;
 
@@ -10,30 +11,30 @@ use arc_swap::ArcSwapOption;
 use config::section::egress::DomainRule;
 use decide::snapshot::PolicySnapshot;
 
-/// Hosts that one sandbox may reach beside those of the operator's settings.
+/// Hosts that one sandbox may reach in addition to the operator's settings.
 #[derive(Debug, Default)]
 pub struct AddedRules {
     added: ArcSwapOption<Vec<DomainRule>>,
-    built: ArcSwapOption<Built>,
+    built: ArcSwapOption<BuiltSnapshot>,
 }
 
-/// The rules of a sandbox, and what they were built from.
+/// The snapshot of a sandbox, and its inputs.
 #[derive(Debug)]
-struct Built {
+struct BuiltSnapshot {
     base: Arc<PolicySnapshot>,
     added: Arc<Vec<DomainRule>>,
-    rules: Arc<PolicySnapshot>,
+    snapshot: Arc<PolicySnapshot>,
 }
 
 impl AddedRules {
-    /// From now on the sandbox may reach these, and none that were added before.
+    /// Replaces the added hosts.
     pub fn set(&self, added: Vec<DomainRule>) {
         let added = (!added.is_empty()).then(|| Arc::new(added));
         self.added.store(added);
     }
 
-    /// From now on the same rules are another snapshot: what was decided by the earlier one, and is
-    /// not in flight yet, counts as decided before a reload.
+    /// Makes the next snapshot a new one with the same rules, so that decisions of the earlier one
+    /// that are not in flight yet are made again.
     pub fn renew(&self) {
         self.added.rcu(|added| {
             let added = added.as_deref().cloned();
@@ -41,24 +42,24 @@ impl AddedRules {
         });
     }
 
-    /// The rules that count for the sandbox while `base` counts for all. The same as long as
-    /// neither changes.
+    /// The snapshot of the sandbox for the shared snapshot `base`. Cached until either changes.
     pub fn rules(&self, base: Arc<PolicySnapshot>) -> Arc<PolicySnapshot> {
         let Some(added) = self.added.load_full() else {
             return base;
         };
         let built = self.built.load_full();
-        let is_current =
-            |built: &Built| Arc::ptr_eq(&built.base, &base) && Arc::ptr_eq(&built.added, &added);
+        let is_current = |built: &BuiltSnapshot| {
+            Arc::ptr_eq(&built.base, &base) && Arc::ptr_eq(&built.added, &added)
+        };
         if let Some(built) = built.filter(|built| is_current(built)) {
-            return Arc::clone(&built.rules);
+            return Arc::clone(&built.snapshot);
         }
-        let rules = Arc::new(base.allowing(&added));
-        self.built.store(Some(Arc::new(Built {
+        let snapshot = Arc::new(base.allowing(&added));
+        self.built.store(Some(Arc::new(BuiltSnapshot {
             base,
             added,
-            rules: Arc::clone(&rules),
+            snapshot: Arc::clone(&snapshot),
         })));
-        rules
+        snapshot
     }
 }

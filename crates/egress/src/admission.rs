@@ -1,23 +1,23 @@
-//! Admission: tokens of rate limits, and a ticket of the host's circuit breaker.
+//! Admission: takes rate limit tokens and a ticket of the host's circuit breaker.
 //!
-//! Only what happens takes them; to decide spends nothing. A token is taken once for a request,
-//! a ticket anew for each attempt at it.
+//! Only real requests take them; a trial decision does not. A token is taken once per request, a
+//! ticket for each attempt.
 
 use decide::checks::Check;
-use policy::breaker::{Outcome, Ticket};
-use policy::bucket::Pass;
+use policy::breaker::{Ticket, UpstreamOutcome};
+use policy::bucket::RateLimitPass;
 use policy::host::{Host, HostPattern};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Detail};
 
 use crate::rate_limits;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::request_cx::RequestCx;
 use crate::request_log::RequestLog;
 use crate::stage::Stage;
 
-/// The breaker's part in one attempt at a request. Dropped without an outcome, it counts as
-/// abandoned: no half-open breaker waits for it.
+/// Circuit breaker ticket of one attempt. Dropped without an outcome, it counts as abandoned, so
+/// that no half-open breaker waits for it.
 #[must_use = "settle it with the outcome of the request"]
 #[derive(Debug)]
 pub struct Admission {
@@ -28,11 +28,11 @@ pub struct Admission {
 
 impl Admission {
     /// Gives the ticket back with the outcome of the request.
-    pub fn settle(mut self, outcome: Outcome) {
+    pub fn settle(mut self, outcome: UpstreamOutcome) {
         self.give_back(outcome);
     }
 
-    fn give_back(&mut self, outcome: Outcome) {
+    fn give_back(&mut self, outcome: UpstreamOutcome) {
         let Some(ticket) = self.ticket.take() else {
             return;
         };
@@ -42,7 +42,7 @@ impl Admission {
             snapshot,
         } = &self.cx;
         let (settings, host) = (&snapshot.settings, &self.host);
-        if outcome == Outcome::Failure {
+        if outcome == UpstreamOutcome::Failure {
             services
                 .metrics()
                 .failed(rate_limits::label(settings, host));
@@ -57,32 +57,36 @@ impl Admission {
 
 impl Drop for Admission {
     fn drop(&mut self) {
-        self.give_back(Outcome::Abandoned);
+        self.give_back(UpstreamOutcome::Abandoned);
     }
 }
 
-/// Takes a token from the bucket of `host`, or refuses with the time until the next one.
-pub fn take_token(cx: &RequestCx, host: &Host, trail: &mut RequestLog) -> Result<Pass, Refusal> {
+/// Takes a rate limit token of `host`, or refuses with the time until the next token.
+pub fn take_token(
+    cx: &RequestCx,
+    host: &Host,
+    log: &mut RequestLog,
+) -> Result<RateLimitPass, RequestRefusal> {
     let now = cx.services.clock().tick();
     let taken = cx.sandbox.upstreams.take(&cx.snapshot.settings, host, now);
     let pass = taken.map_err(|(wait, rule)| {
         let denial = Denial::new(Reason::RateLimited, rule);
         refuse(Check::Rate, denial.with(retry(host, wait.seconds())))
     })?;
-    trail.passed(Stage::Rate);
+    log.end_stage(Stage::Rate);
     Ok(pass)
 }
 
-/// Lets one attempt at a request in. A request that has paid its token keeps it.
+/// Admits one attempt at a request. `paid` is the token of an earlier attempt.
 pub fn admit(
     cx: &RequestCx,
     host: &Host,
-    paid: Option<Pass>,
-    trail: &mut RequestLog,
-) -> Result<(Pass, Admission), Refusal> {
+    paid: Option<RateLimitPass>,
+    log: &mut RequestLog,
+) -> Result<(RateLimitPass, Admission), RequestRefusal> {
     let pass = match paid {
         Some(pass) => pass,
-        None => take_token(cx, host, trail)?,
+        None => take_token(cx, host, log)?,
     };
     let now = cx.services.clock().tick();
     let admitted = cx.sandbox.upstreams.admit(&cx.snapshot.settings, host, now);
@@ -90,7 +94,7 @@ pub fn admit(
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
         refuse(Check::Breaker, denial.with(retry(host, open.seconds())))
     })?;
-    trail.passed(Stage::Breaker);
+    log.end_stage(Stage::Breaker);
     let admission = Admission {
         cx: cx.clone(),
         host: host.clone(),
@@ -99,20 +103,20 @@ pub fn admit(
     Ok((pass, admission))
 }
 
-/// Takes from the budget of names below a wildcard, for a host that the rules allow. The agent
-/// chooses those names, and to resolve one sends it to the domain's name servers, so a sandbox
-/// has only so many of them. Every way to the dialer takes from it.
-pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), Refusal> {
+/// Takes from the sandbox's budget of names below a wildcard, for a host that the rules allow. The
+/// agent chooses those names, and resolving one sends it to the domain's name servers, so their
+/// number is limited. Every caller of the dialer takes from this budget.
+pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), RequestRefusal> {
     let Some(name) = host.as_name() else {
         return Ok(());
     };
     let settings = &cx.snapshot.settings;
     let matched = settings.allowlist().lookup(host);
     let matched = matched.and_then(|rules| rules.first());
-    let chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
+    let is_agent_chosen = matched.is_some_and(|rule| matches!(rule.pattern, HostPattern::Below(_)));
     let fixed = settings.egress.resolve.get(host, port);
-    if chosen && fixed.is_none() {
-        let labels = cx.services.names().labels();
+    if is_agent_chosen && fixed.is_none() {
+        let labels = cx.services.name_server().label_budget();
         labels
             .admit(cx.sandbox.id(), name)
             .map_err(|denial| refuse(Check::Labels, denial))?;
@@ -120,19 +124,19 @@ pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), Refusal>
     Ok(())
 }
 
-/// Takes a token for a push.
+/// Takes a rate limit token for a push.
 pub fn take_push(cx: &RequestCx) -> Result<(), Denial> {
     let taken = cx.sandbox.take_push(cx.services.clock().tick());
     taken.map(drop).map_err(|wait| {
         let seconds = wait.seconds();
-        Denial::new(Reason::GitRate, "git:rate").saying(format!(
+        Denial::new(Reason::GitRate, "git:rate").with_message(format!(
             "Too many pushes in too short a time: wait {seconds} s."
         ))
     })
 }
 
-fn refuse(check: Check, denial: Denial) -> Refusal {
-    Refusal::new(Stage::of(check), denial)
+fn refuse(check: Check, denial: Denial) -> RequestRefusal {
+    RequestRefusal::new(Stage::of(check), denial)
 }
 
 fn retry(host: &Host, after: u64) -> Detail {

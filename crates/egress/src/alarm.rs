@@ -1,7 +1,7 @@
-//! A timer that is set again and again and hardly ever goes off.
+//! A timer that is reset often and rarely expires.
 //!
-//! To move a timer of the runtime takes a lock that every thread shares. One that is only ever
-//! moved on can stay where it is: when it goes off too early it is set to where it should be.
+//! Resetting a timer of the runtime takes a lock that all threads share. A timer that is only
+//! postponed can keep its old deadline: when it expires too early, it is set to the new one.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::Timer;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// A timer.
+/// A timer that can be reset cheaply.
 #[derive(Debug, Default)]
 pub struct Alarm {
     at: Option<Instant>,
-    /// Goes off at that moment or before it.
+    /// Expires at that time or before it.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl Alarm {
-    /// Shall go off at `at`, and not when it was to before.
+    /// Sets the time of expiry, and replaces an earlier one.
     pub fn set(&mut self, at: Instant) {
         self.at = Some(at);
     }
 
-    /// Whether it went off. One that was never set does not.
+    /// Is ready once the timer has expired. A timer that was never set does not expire.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(at) = self.at else {
             return Poll::Pending;
@@ -43,25 +43,25 @@ impl Alarm {
     }
 }
 
-/// The timer of one client's connection. The library asks for a new sleep for every head that
-/// it waits for, one after the other: they share one alarm.
+/// The timer of one client connection. hyper creates a new sleep for every head that it waits for,
+/// one after the other: they share one alarm.
 #[derive(Debug, Default)]
 pub struct HeadTimer(Arc<Mutex<Alarm>>);
 
-/// One of its sleeps.
+/// One sleep of a [`HeadTimer`].
 #[derive(Debug)]
-struct Turn {
+struct HeadSleep {
     alarm: Arc<Mutex<Alarm>>,
     at: Instant,
 }
 
-impl Turn {
+impl HeadSleep {
     fn alarm(&self) -> MutexGuard<'_, Alarm> {
         self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Future for Turn {
+impl Future for HeadSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -71,7 +71,7 @@ impl Future for Turn {
     }
 }
 
-impl hyper::rt::Sleep for Turn {}
+impl hyper::rt::Sleep for HeadSleep {}
 
 impl Timer for HeadTimer {
     fn sleep(&self, duration: std::time::Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
@@ -79,7 +79,7 @@ impl Timer for HeadTimer {
     }
 
     fn sleep_until(&self, deadline: std::time::Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Turn {
+        Box::pin(HeadSleep {
             alarm: Arc::clone(&self.0),
             at: deadline.into(),
         })
@@ -98,9 +98,9 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn an_alarm_goes_off_when_it_was_set_to_last() {
-        let begun = Instant::now();
-        let after = |seconds| begun + Duration::from_secs(seconds);
+    async fn alarm_expires_at_the_time_set_last() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
         let mut alarm = Alarm::default();
         assert!(poll_fn(|cx| Poll::Ready(alarm.poll(cx))).await.is_pending());
         for (first, then) in [(10, 30), (60, 40)] {
@@ -108,25 +108,25 @@ mod tests {
             assert!(poll_fn(|cx| Poll::Ready(alarm.poll(cx))).await.is_pending());
             alarm.set(after(then));
             poll_fn(|cx| alarm.poll(cx)).await;
-            assert_eq!(begun.elapsed(), Duration::from_secs(then));
+            assert_eq!(start.elapsed(), Duration::from_secs(then));
         }
-        // One that went off can be set again.
+        // An expired alarm can be set again.
         alarm.set(after(50));
         poll_fn(|cx| alarm.poll(cx)).await;
-        assert_eq!(begun.elapsed(), Duration::from_secs(50));
+        assert_eq!(start.elapsed(), Duration::from_secs(50));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_sleep_of_a_connection_ends_at_its_own_time() {
+    async fn each_sleep_of_a_connection_ends_at_its_deadline() {
         let timer = HeadTimer::default();
-        let begun = Instant::now();
+        let start = Instant::now();
         for _ in 0..3 {
             let head = timer.sleep(Duration::from_secs(7));
-            // A head that came in time.
+            // A head that arrived in time.
             tokio::time::advance(Duration::from_secs(1)).await;
             drop(head);
         }
         timer.sleep(Duration::from_secs(7)).await;
-        assert_eq!(begun.elapsed(), Duration::from_secs(10));
+        assert_eq!(start.elapsed(), Duration::from_secs(10));
     }
 }

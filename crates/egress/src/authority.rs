@@ -1,10 +1,10 @@
-//! The gate's own certificate authority: what a sandbox trusts in place of the world's.
+//! The gate's certificate authority: issues the leaf certificates that sandboxes trust.
 //!
-//! One per installation, in one file of the state directory that is replaced whole, so that
-//! a crash leaves the old one or the new one. A new root is signed by the old key as well
-//! (a bridge): a sandbox that was made before trusts only the old root, and finds its way
-//! from a new leaf over the bridge until that old root's own end. The old key is gone by
-//! then.
+//! There is one per installation, in one file of the state directory that is replaced atomically,
+//! so that a crash leaves the old or the new one. A new root is also cross-signed by the old key:
+//! a sandbox that was created earlier trusts only the old root, and can verify new leaves through
+//! the cross-signed certificate until the old root expires. The old key itself is deleted at
+//! once.
 //!
 //! **Never here:** the key in a message, a log line or a sandbox.
 
@@ -27,206 +27,219 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// How long a root counts.
-const ROOT_LIFE: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+/// Validity of a root.
+const ROOT_LIFETIME: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
-/// With less than this left, a gate makes a new root, when it starts and while it runs: every
-/// sandbox that runs gets the new one long before the old one ends.
+/// Remaining validity below which the gate creates a new root, at its start and while it runs:
+/// every running sandbox gets the new root long before the old one expires.
 const RENEW_BEFORE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// How long a leaf counts.
-pub const LEAF_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Validity of a leaf.
+pub const LEAF_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Clocks differ: what is made now counts since a while ago.
-const SKEW: Duration = Duration::from_secs(60 * 60);
+/// New certificates are valid from this long ago, because clocks differ.
+const CLOCK_SKEW: Duration = Duration::from_secs(60 * 60);
 
-/// Whose roots are.
+/// The organization in the subject of roots.
 const ORGANIZATION: &str = "Palisade";
 
-/// The file with the key.
-const FILE: &str = "authority.json";
+/// The file with the key and the certificates.
+const AUTHORITY_FILE: &str = "authority.json";
 
-/// The root alone, for programs of the operator's that want to trust it.
-const PUBLIC: &str = "ca.pem";
+/// The file with the root certificate alone, for the operator's programs.
+const ROOT_FILE: &str = "ca.pem";
 
-/// What went wrong with the authority.
+/// Errors of the certificate authority.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// The file cannot be read or written.
-    #[error("the certificate authority at {path} cannot be {what}: {source}")]
+    #[error("the certificate authority at {path} cannot be {operation}: {source}")]
     File {
-        /// Where it is.
+        /// The path of the file.
         path: PathBuf,
-        /// Read or written.
-        what: &'static str,
-        /// Why.
+        /// `read` or `written`.
+        operation: &'static str,
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// The file says nothing we wrote.
+    /// The content of the file is invalid.
     #[error(
-        "the certificate authority at {path} is damaged ({detail}). Move the file away to have a \
-         new one made; sandboxes that exist then have to be made anew"
+        "the certificate authority at {path} is damaged ({detail}). Move the file away, and \
+         the gate creates a new one; recreate existing sandboxes afterwards"
     )]
     Damaged {
-        /// Where it is.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         detail: String,
     },
-    /// The library refused.
-    #[error("a certificate could not be made: {0}")]
+    /// The library failed to create a certificate.
+    #[error("creating a certificate failed: {0}")]
     Make(#[from] rcgen::Error),
-    /// There is no randomness.
-    #[error("the system gives no random numbers")]
+    /// The system's random number generator failed.
+    #[error("the system's random number generator failed")]
     NoRandomness,
 }
 
-/// The authority, as it is used.
-pub struct Authority {
+/// The certificate authority of the gate.
+pub struct CertificateAuthority {
     issuer: Issuer<'static, KeyPair>,
-    kept: Kept,
-    bridges: Vec<CertificateDer<'static>>,
+    stored: StoredAuthority,
+    cross_signed: Vec<CertificateDer<'static>>,
 }
 
-/// The authority, as it is kept.
+/// The content of the authority file.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct StoredAuthority {
     name: String,
     key: String,
     root: String,
     expires: UnixMillis,
-    /// This root's key, signed by older ones; the newest first.
-    bridges: Vec<Bridge>,
+    /// This root's key, cross-signed by older roots; the newest first.
+    #[serde(rename = "bridges")]
+    cross_signed: Vec<CrossSignedRoot>,
 }
 
-/// A root's key with the signature of the one before it.
+/// A root's key, signed by an older root.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Bridge {
+struct CrossSignedRoot {
     certificate: String,
     expires: UnixMillis,
 }
 
 /// A certificate for one host, with its key.
 pub struct Leaf {
-    /// The certificate, and the bridges to older roots.
+    /// The certificate, and the cross-signed roots.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The key, which is the leaf's own.
+    /// The private key of the leaf.
     pub key: PrivateKeyDer<'static>,
-    /// When it ends.
+    /// The end of its validity.
     pub expires: UnixMillis,
 }
 
-impl Authority {
-    /// The authority in `dir`. One that is not there, or is close to its end, is made.
-    /// Blocks.
+impl CertificateAuthority {
+    /// Loads the authority in `dir`. Creates a new one if it is missing or expires soon. Blocks.
     pub fn open(dir: &Path, now: UnixMillis) -> Result<Self, AuthorityError> {
         match read(dir)? {
-            Some(kept) if !kept.time_to_renewal(now).is_zero() => {
-                publish(dir, &kept)?;
-                Self::of(dir, kept)
+            Some(stored) if !stored.time_to_renewal(now).is_zero() => {
+                publish(dir, &stored)?;
+                Self::of(dir, stored)
             }
-            Some(kept) => Self::renew(dir, Some(&kept), now),
+            Some(stored) => Self::renew(dir, Some(&stored), now),
             None => Self::renew(dir, None, now),
         }
     }
 
-    /// Puts a new root in the place of the one in `dir`. Blocks.
+    /// Replaces the root in `dir` by a new one. Blocks.
     pub fn rotate(dir: &Path, now: UnixMillis) -> Result<Self, AuthorityError> {
         Self::renew(dir, read(dir)?.as_ref(), now)
     }
 
-    fn renew(dir: &Path, before: Option<&Kept>, now: UnixMillis) -> Result<Self, AuthorityError> {
+    fn renew(
+        dir: &Path,
+        before: Option<&StoredAuthority>,
+        now: UnixMillis,
+    ) -> Result<Self, AuthorityError> {
         let mark = random::<4>()?.map(|byte| format!("{byte:02x}")).concat();
         let name = format!("Palisade gate {mark}");
         let key = KeyPair::generate()?;
-        let expires = now.plus(ROOT_LIFE);
+        let expires = now.plus(ROOT_LIFETIME);
         let params = root_params(&name, now, expires)?;
         let root = params.self_signed(&key)?.pem();
-        let mut bridges = Vec::new();
+        let mut cross_signed = Vec::new();
         if let Some(before) = before.filter(|before| before.expires > now) {
             let issuer = before.issuer(dir)?;
             let params = root_params(&name, now, before.expires)?;
-            bridges.push(Bridge {
+            cross_signed.push(CrossSignedRoot {
                 certificate: params.signed_by(&key, &issuer)?.pem(),
                 expires: before.expires,
             });
-            bridges.extend(before.bridges.iter().filter(|b| b.expires > now).cloned());
+            cross_signed.extend(
+                before
+                    .cross_signed
+                    .iter()
+                    .filter(|b| b.expires > now)
+                    .cloned(),
+            );
         }
-        let kept = Kept {
+        let stored = StoredAuthority {
             name,
             key: key.serialize_pem(),
             root,
             expires,
-            bridges,
+            cross_signed,
         };
-        write(dir, &kept)?;
-        publish(dir, &kept)?;
-        Self::of(dir, kept)
+        write(dir, &stored)?;
+        publish(dir, &stored)?;
+        Self::of(dir, stored)
     }
 
-    fn of(dir: &Path, kept: Kept) -> Result<Self, AuthorityError> {
-        let issuer = kept.issuer(dir)?;
-        let bridges = kept
-            .bridges
+    fn of(dir: &Path, stored: StoredAuthority) -> Result<Self, AuthorityError> {
+        let issuer = stored.issuer(dir)?;
+        let cross_signed = stored
+            .cross_signed
             .iter()
-            .map(|bridge| CertificateDer::from_pem_slice(bridge.certificate.as_bytes()))
+            .map(|root| CertificateDer::from_pem_slice(root.certificate.as_bytes()))
             .collect::<Result<_, _>>()
-            .map_err(|error| damaged(dir, error.to_string()))?;
+            .map_err(|error| damaged_error(dir, error.to_string()))?;
         Ok(Self {
             issuer,
-            kept,
-            bridges,
+            stored,
+            cross_signed,
         })
     }
 
-    /// The root certificate, for those who shall trust it.
+    /// The root certificate in PEM.
     pub fn root_pem(&self) -> &str {
-        &self.kept.root
+        &self.stored.root
     }
 
-    /// The hash of its name, by which OpenSSL finds it in a directory of certificates.
+    /// The hash of the root's subject, by which OpenSSL finds it in a directory of certificates.
     pub fn subject_hash(&self) -> u32 {
         subject::hash(&[
-            (subject::COMMON_NAME, &self.kept.name),
+            (subject::COMMON_NAME, &self.stored.name),
             (subject::ORGANIZATION, ORGANIZATION),
         ])
     }
 
-    /// The name on it.
+    /// The common name of the root.
     pub fn name(&self) -> &str {
-        &self.kept.name
+        &self.stored.name
     }
 
-    /// When it ends.
+    /// The end of the root's validity.
     pub fn expires(&self) -> UnixMillis {
-        self.kept.expires
+        self.stored.expires
     }
 
-    /// How long this root stays in use; zero when a new one is due.
+    /// The time until this root is due for renewal; zero if it is due now.
     pub fn time_to_renewal(&self, now: UnixMillis) -> Duration {
-        self.kept.time_to_renewal(now)
+        self.stored.time_to_renewal(now)
     }
 
-    /// How many older roots still lead here.
-    pub fn bridges(&self, now: UnixMillis) -> usize {
-        self.live_bridges(now).count()
+    /// The number of older roots that still verify this root.
+    pub fn cross_signed_count(&self, now: UnixMillis) -> usize {
+        self.valid_cross_signed(now).count()
     }
 
-    fn live_bridges(&self, now: UnixMillis) -> impl Iterator<Item = &CertificateDer<'static>> {
-        let all = self.bridges.iter().zip(&self.kept.bridges);
-        all.filter(move |(_, bridge)| bridge.expires > now)
+    fn valid_cross_signed(
+        &self,
+        now: UnixMillis,
+    ) -> impl Iterator<Item = &CertificateDer<'static>> {
+        let all = self.cross_signed.iter().zip(&self.stored.cross_signed);
+        all.filter(move |(_, root)| root.expires > now)
             .map(|(certificate, _)| certificate)
     }
 
-    /// A certificate for `host` and nothing else, with a key of its own.
+    /// Issues a certificate for `host` alone, with a new key.
     pub fn mint(&self, host: &Host, now: UnixMillis) -> Result<Leaf, AuthorityError> {
         let key = KeyPair::generate()?;
-        let expires = now.plus(LEAF_LIFE).min(self.kept.expires);
+        let expires = now.plus(LEAF_LIFETIME).min(self.stored.expires);
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        // A common name has 64 characters at most (X.520); the alternative name is what counts.
+        // A common name has 64 characters at most (X.520); clients check the alternative name.
         let shown = host.to_string();
         params.distinguished_name.push(
             DnType::CommonName,
@@ -240,15 +253,15 @@ impl Authority {
             Host::Name(name) => SanType::DnsName(name.as_str().try_into()?),
             Host::Ip(ip) => SanType::IpAddress(*ip),
         }];
-        params.not_before = moment(back(now, SKEW));
-        params.not_after = moment(expires);
+        params.not_before = to_date(minus(now, CLOCK_SKEW));
+        params.not_after = to_date(expires);
         params.serial_number = Some(serial()?);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
         let certificate = params.signed_by(&key, &self.issuer)?;
         let mut chain = vec![certificate.der().clone()];
-        chain.extend(self.live_bridges(now).cloned());
+        chain.extend(self.valid_cross_signed(now).cloned());
         Ok(Leaf {
             chain,
             key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
@@ -257,27 +270,28 @@ impl Authority {
     }
 }
 
-/// Everything but the key.
-impl std::fmt::Debug for Authority {
+/// Omits the key.
+impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority")
-            .field("name", &self.kept.name)
-            .field("expires", &self.kept.expires)
+            .field("name", &self.stored.name)
+            .field("expires", &self.stored.expires)
             .finish_non_exhaustive()
     }
 }
 
-impl Kept {
+impl StoredAuthority {
     fn time_to_renewal(&self, now: UnixMillis) -> Duration {
-        let left = back(self.expires, RENEW_BEFORE)
+        let left = minus(self.expires, RENEW_BEFORE)
             .get()
             .saturating_sub(now.get());
         Duration::from_millis(u64::try_from(left).unwrap_or_default())
     }
 
     fn issuer(&self, dir: &Path) -> Result<Issuer<'static, KeyPair>, AuthorityError> {
-        let key = KeyPair::from_pem(&self.key).map_err(|error| damaged(dir, error.to_string()))?;
-        // Of the parameters an issuer needs its name and usages, which never change.
+        let key =
+            KeyPair::from_pem(&self.key).map_err(|error| damaged_error(dir, error.to_string()))?;
+        // An issuer only needs the name and the usages, which never change.
         let params = root_params(&self.name, UnixMillis::new(0), self.expires)?;
         Ok(Issuer::new(params, key))
     }
@@ -296,20 +310,20 @@ fn root_params(
         .push(DnType::OrganizationName, ORGANIZATION);
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.not_before = moment(back(now, SKEW));
-    params.not_after = moment(expires);
+    params.not_before = to_date(minus(now, CLOCK_SKEW));
+    params.not_after = to_date(expires);
     params.serial_number = Some(serial()?);
     params.use_authority_key_identifier_extension = true;
     Ok(params)
 }
 
-fn back(moment: UnixMillis, by: Duration) -> UnixMillis {
+fn minus(time: UnixMillis, by: Duration) -> UnixMillis {
     let by = i64::try_from(by.as_millis()).unwrap_or(i64::MAX);
-    UnixMillis::new(moment.get().saturating_sub(by))
+    UnixMillis::new(time.get().saturating_sub(by))
 }
 
-fn moment(at: UnixMillis) -> OffsetDateTime {
-    // Beyond the calendar's end there is nothing to sign for.
+fn to_date(at: UnixMillis) -> OffsetDateTime {
+    // A time outside of the calendar gives a certificate that is not valid.
     OffsetDateTime::from_unix_timestamp(at.get().div_euclid(1_000))
         .unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
@@ -332,48 +346,52 @@ fn random<const N: usize>() -> Result<[u8; N], AuthorityError> {
     Ok(bytes)
 }
 
-fn damaged(dir: &Path, detail: String) -> AuthorityError {
+fn damaged_error(dir: &Path, detail: String) -> AuthorityError {
     AuthorityError::Damaged {
-        path: dir.join(FILE),
+        path: dir.join(AUTHORITY_FILE),
         detail,
     }
 }
 
-fn read(dir: &Path) -> Result<Option<Kept>, AuthorityError> {
-    let path = dir.join(FILE);
+fn read(dir: &Path) -> Result<Option<StoredAuthority>, AuthorityError> {
+    let path = dir.join(AUTHORITY_FILE);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(source) => {
-            let what = "read";
-            return Err(AuthorityError::File { path, what, source });
+            let operation = "read";
+            return Err(AuthorityError::File {
+                path,
+                operation,
+                source,
+            });
         }
     };
-    // What serde says of a value may quote it, and a value may be the key.
-    let kept = serde_json::from_str(&text).map_err(|error| {
+    // serde's message may quote a value, and a value may be the key.
+    let stored = serde_json::from_str(&text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        damaged(dir, format!("line {line}, column {column}"))
+        damaged_error(dir, format!("line {line}, column {column}"))
     })?;
-    Ok(Some(kept))
+    Ok(Some(stored))
 }
 
-fn write(dir: &Path, kept: &Kept) -> Result<(), AuthorityError> {
-    let text = serde_json::to_string_pretty(kept).map_err(|error| AuthorityError::File {
-        path: dir.join(FILE),
-        what: "written",
+fn write(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
+    let text = serde_json::to_string_pretty(stored).map_err(|error| AuthorityError::File {
+        path: dir.join(AUTHORITY_FILE),
+        operation: "written",
         source: error.into(),
     })?;
-    replace(dir, FILE, text.as_bytes(), 0o600)
+    replace(dir, AUTHORITY_FILE, text.as_bytes(), 0o600)
 }
 
-fn publish(dir: &Path, kept: &Kept) -> Result<(), AuthorityError> {
-    if std::fs::read_to_string(dir.join(PUBLIC)).is_ok_and(|there| there == kept.root) {
+fn publish(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
+    if std::fs::read_to_string(dir.join(ROOT_FILE)).is_ok_and(|there| there == stored.root) {
         return Ok(());
     }
-    replace(dir, PUBLIC, kept.root.as_bytes(), 0o644)
+    replace(dir, ROOT_FILE, stored.root.as_bytes(), 0o644)
 }
 
-/// Puts a file in its place whole, and on disk.
+/// Replaces a file atomically, and syncs it to disk.
 fn replace(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), AuthorityError> {
     let path = dir.join(name);
     let written = || -> std::io::Result<()> {
@@ -395,7 +413,7 @@ fn replace(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), Author
     };
     written().map_err(|source| AuthorityError::File {
         path: path.clone(),
-        what: "written",
+        operation: "written",
         source,
     })
 }
@@ -417,7 +435,7 @@ mod tests {
         Host::parse(text).unwrap()
     }
 
-    /// Whether a client that trusts `root` takes `leaf` for `name`.
+    /// Whether a client that trusts `root` accepts `leaf` for `name`.
     fn trusts(root: &str, leaf: &Leaf, name: &str, at: UnixMillis) -> bool {
         let mut roots = rustls::RootCertStore::empty();
         roots
@@ -437,9 +455,9 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_is_good_for_its_host_and_its_day_only() {
+    fn leaf_is_valid_for_its_host_and_lifetime_only() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(dir.path(), NOW).unwrap();
+        let authority = CertificateAuthority::open(dir.path(), NOW).unwrap();
         let root = authority.root_pem();
         for (name, other) in [
             ("api.example.com", "example.com"),
@@ -449,7 +467,7 @@ mod tests {
             let leaf = authority.mint(&host(name), NOW).unwrap();
             assert!(trusts(root, &leaf, name, NOW), "{name}");
             assert!(!trusts(root, &leaf, other, NOW), "{other}");
-            let later = NOW.plus(LEAF_LIFE).plus(Duration::from_secs(1));
+            let later = NOW.plus(LEAF_LIFETIME).plus(Duration::from_secs(1));
             assert!(!trusts(root, &leaf, name, later));
         }
         let long = ["a".repeat(60), "b".repeat(60), "example.com".into()].join(".");
@@ -458,10 +476,10 @@ mod tests {
     }
 
     #[test]
-    fn the_next_start_has_the_same_root_and_nobody_else_reads_the_key() {
+    fn reopened_authority_keeps_root_and_key_file_is_private() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Authority::open(dir.path(), NOW).unwrap();
-        let again = Authority::open(dir.path(), NOW).unwrap();
+        let first = CertificateAuthority::open(dir.path(), NOW).unwrap();
+        let again = CertificateAuthority::open(dir.path(), NOW).unwrap();
         assert_eq!(first.root_pem(), again.root_pem());
         let leaf = again.mint(&host("x.example"), NOW).unwrap();
         assert!(trusts(first.root_pem(), &leaf, "x.example", NOW));
@@ -469,76 +487,80 @@ mod tests {
             let file = std::fs::metadata(dir.path().join(name)).unwrap();
             file.permissions().mode() & 0o777
         };
-        assert_eq!(mode(FILE), 0o600);
-        let public = std::fs::read_to_string(dir.path().join(PUBLIC)).unwrap();
+        assert_eq!(mode(AUTHORITY_FILE), 0o600);
+        let public = std::fs::read_to_string(dir.path().join(ROOT_FILE)).unwrap();
         assert_eq!(public, first.root_pem());
         assert!(!format!("{first:?}").contains("PRIVATE"));
     }
 
     #[test]
-    fn a_sandbox_with_an_old_root_trusts_what_newer_ones_sign() {
+    fn old_root_verifies_leaves_of_newer_roots() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Authority::open(dir.path(), NOW).unwrap();
-        let second = Authority::rotate(dir.path(), NOW).unwrap();
-        let third = Authority::rotate(dir.path(), NOW).unwrap();
+        let first = CertificateAuthority::open(dir.path(), NOW).unwrap();
+        let second = CertificateAuthority::rotate(dir.path(), NOW).unwrap();
+        let third = CertificateAuthority::rotate(dir.path(), NOW).unwrap();
         assert_ne!(first.root_pem(), second.root_pem());
-        assert_eq!(third.bridges(NOW), 2);
+        assert_eq!(third.cross_signed_count(NOW), 2);
         let leaf = third.mint(&host("x.example"), NOW).unwrap();
         for root in [&first, &second, &third] {
             assert!(trusts(root.root_pem(), &leaf, "x.example", NOW), "{root:?}");
         }
-        // And never the other way round: what is gone signs nothing new.
+        // But the new root does not verify leaves of the old one.
         let old = first.mint(&host("x.example"), NOW).unwrap();
         assert!(!trusts(third.root_pem(), &old, "x.example", NOW));
     }
 
     #[test]
-    fn a_root_near_its_end_is_renewed_and_bridges_end_with_their_root() {
+    fn expiring_root_is_renewed_and_expired_cross_signatures_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Authority::open(dir.path(), NOW).unwrap();
-        let soon = NOW.plus(ROOT_LIFE - RENEW_BEFORE);
-        let second = Authority::open(dir.path(), soon).unwrap();
+        let first = CertificateAuthority::open(dir.path(), NOW).unwrap();
+        let soon = NOW.plus(ROOT_LIFETIME - RENEW_BEFORE);
+        let second = CertificateAuthority::open(dir.path(), soon).unwrap();
         assert_ne!(first.root_pem(), second.root_pem());
         let leaf = second.mint(&host("x.example"), soon).unwrap();
         assert!(trusts(first.root_pem(), &leaf, "x.example", soon));
-        let after = NOW.plus(ROOT_LIFE).plus(Duration::from_secs(1));
-        let third = Authority::rotate(dir.path(), after).unwrap();
-        assert_eq!(third.bridges(after), 1, "the first root has ended");
+        let after = NOW.plus(ROOT_LIFETIME).plus(Duration::from_secs(1));
+        let third = CertificateAuthority::rotate(dir.path(), after).unwrap();
+        assert_eq!(
+            third.cross_signed_count(after),
+            1,
+            "the first root has expired"
+        );
     }
 
     // Issue 14, number 8.
     #[test]
-    fn a_root_in_use_is_due_thirty_days_before_its_end_and_once() {
+    fn root_is_due_for_renewal_thirty_days_before_expiry() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Authority::open(dir.path(), NOW).unwrap();
+        let first = CertificateAuthority::open(dir.path(), NOW).unwrap();
         let day = Duration::from_secs(24 * 60 * 60);
         let due = NOW.plus(60 * day);
         assert_eq!(first.time_to_renewal(NOW), 60 * day);
-        let before = back(due, Duration::from_millis(1));
+        let before = minus(due, Duration::from_millis(1));
         assert_eq!(first.time_to_renewal(before), Duration::from_millis(1));
         for late in [due, due.plus(day), due.plus(365 * day)] {
             assert_eq!(first.time_to_renewal(late), Duration::ZERO);
         }
-        let second = Authority::rotate(dir.path(), due).unwrap();
+        let second = CertificateAuthority::rotate(dir.path(), due).unwrap();
         assert_eq!(second.time_to_renewal(due), 60 * day, "once");
-        // The old root verifies until its very end, the new one alone for as long.
-        let end = back(NOW.plus(90 * day), Duration::from_secs(1));
+        // Both roots verify until the old one expires.
+        let end = minus(NOW.plus(90 * day), Duration::from_secs(1));
         let leaf = second.mint(&host("x.example"), end).unwrap();
         for root in [&first, &second] {
             assert!(trusts(root.root_pem(), &leaf, "x.example", end), "{root:?}");
         }
-        // After that the bridge is not sent any more.
+        // After that the cross-signed certificate is not sent any more.
         let after = NOW.plus(90 * day);
         let leaf = second.mint(&host("x.example"), after).unwrap();
-        assert_eq!((leaf.chain.len(), second.bridges(after)), (1, 0));
+        assert_eq!((leaf.chain.len(), second.cross_signed_count(after)), (1, 0));
         assert!(trusts(second.root_pem(), &leaf, "x.example", after));
     }
 
     #[test]
-    fn a_damaged_file_is_an_error_that_shows_no_key() {
+    fn error_of_damaged_file_does_not_contain_the_key() {
         let dir = tempfile::tempdir().unwrap();
-        Authority::open(dir.path(), NOW).unwrap();
-        let path = dir.path().join(FILE);
+        CertificateAuthority::open(dir.path(), NOW).unwrap();
+        let path = dir.path().join(AUTHORITY_FILE);
         let text = std::fs::read_to_string(&path).unwrap();
         for bad in [
             text.replace("\"key\":", "\"key\": 1, \"kez\":"),
@@ -546,11 +568,11 @@ mod tests {
             String::new(),
         ] {
             std::fs::write(&path, bad).unwrap();
-            let error = Authority::open(dir.path(), NOW).unwrap_err();
+            let error = CertificateAuthority::open(dir.path(), NOW).unwrap_err();
             assert!(matches!(error, AuthorityError::Damaged { .. }), "{error:?}");
             // The directory has a random name.
-            let said = format!("{error} {error:?}").replace(&*dir.path().to_string_lossy(), "");
-            assert!(!said.contains("MI"), "{error:?}");
+            let text = format!("{error} {error:?}").replace(&*dir.path().to_string_lossy(), "");
+            assert!(!text.contains("MI"), "{error:?}");
         }
     }
 }

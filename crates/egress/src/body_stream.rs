@@ -1,4 +1,5 @@
-//! A body on its way: counted, not waited for for ever, and ended when the rules change.
+//! Streaming bodies with byte counters and an idle timeout, which end when a reload revokes their
+//! rule.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,102 +12,129 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use crate::body::{Broken, Content};
+use crate::body::{BodyError, MessageBody};
 use crate::in_flight::InFlight;
 use crate::request_log::{RequestLog, Tally};
 
-/// Why a flow was cut.
+/// Why the gate aborted a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Cut {
-    /// Nothing came for too long.
-    #[error("nothing came for {} seconds", .0.as_secs())]
+pub enum StreamAbort {
+    /// No data arrived within the idle timeout.
+    #[error("no data received for {} seconds", .0.as_secs())]
     Idle(Duration),
-    /// The rules changed.
-    #[error("the rules have changed, and do not allow this any more")]
+    /// New rules do not allow the request.
+    #[error("the rules have changed and no longer allow this request")]
     Revoked,
 }
 
-/// A body that is watched.
-struct Flow<B> {
+/// A body with counter, idle timeout and revocation.
+struct MeteredBody<B> {
     inner: B,
-    /// The idle timeout; none where a body inside has it.
-    patience: Option<Duration>,
-    /// Made when there is something to wait for, which for most bodies there never is.
+    /// The idle timeout; `None` if an inner body has one.
+    idle_timeout: Option<Duration>,
+    /// Created on the first wait: most bodies never wait.
     alarm: Option<Pin<Box<Sleep>>>,
     waiting: bool,
-    /// Ends it before its time.
-    live: Option<InFlight>,
-    way: Way,
+    /// Revokes the body.
+    in_flight: Option<InFlight>,
+    metering: Metering,
 }
 
-/// Which way it goes, and what ends with it.
-enum Way {
-    /// From the sandbox.
-    Out(Arc<Tally>),
-    /// To the sandbox: the record is written at the end.
-    In(Box<RequestLog>),
-    /// To a filter, behind which it is counted.
+/// Which counter the body increments.
+enum Metering {
+    /// A request body from the sandbox.
+    Upload(Arc<Tally>),
+    /// A response body to the sandbox; its end writes the record.
+    Response(Box<RequestLog>),
+    /// A response body that is counted behind its filters.
     Uncounted,
 }
 
-/// What a sandbox sends.
-pub fn sending<B>(body: B, tally: &Arc<Tally>, patience: Duration) -> Content
+/// A request body from a sandbox.
+pub fn request_body<B>(body: B, tally: &Arc<Tally>, idle_timeout: Duration) -> MessageBody
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Broken>,
+    B::Error: Into<BodyError>,
 {
-    Flow::new(body, Some(patience), None, Way::Out(Arc::clone(tally))).boxed_unsync()
+    MeteredBody::new(
+        body,
+        Some(idle_timeout),
+        None,
+        Metering::Upload(Arc::clone(tally)),
+    )
+    .boxed_unsync()
 }
 
-/// What a sandbox receives.
-pub fn receiving<B>(body: B, trail: RequestLog, live: InFlight, patience: Duration) -> Content
+/// A response body to a sandbox.
+pub fn response_body<B>(
+    body: B,
+    log: RequestLog,
+    in_flight: InFlight,
+    idle_timeout: Duration,
+) -> MessageBody
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Broken>,
+    B::Error: Into<BodyError>,
 {
-    Flow::new(body, Some(patience), Some(live), Way::In(Box::new(trail))).boxed_unsync()
+    MeteredBody::new(
+        body,
+        Some(idle_timeout),
+        Some(in_flight),
+        Metering::Response(Box::new(log)),
+    )
+    .boxed_unsync()
 }
 
-/// What a sandbox receives through filters: the idle timeout is inside them ([`arriving`]).
-pub fn filtered(body: Content, trail: RequestLog, live: InFlight) -> Content {
-    Flow::new(body, None, Some(live), Way::In(Box::new(trail))).boxed_unsync()
+/// A filtered response body to a sandbox: the idle timeout is inside the filters
+/// ([`with_idle_timeout`]).
+pub fn filtered_response_body(
+    body: MessageBody,
+    log: RequestLog,
+    in_flight: InFlight,
+) -> MessageBody {
+    MeteredBody::new(
+        body,
+        None,
+        Some(in_flight),
+        Metering::Response(Box::new(log)),
+    )
+    .boxed_unsync()
 }
 
-/// What an upstream sends, before any filter: with an idle timeout.
-pub fn arriving<B>(body: B, patience: Duration) -> Content
+/// An upstream's response body with an idle timeout, before any filter.
+pub fn with_idle_timeout<B>(body: B, idle_timeout: Duration) -> MessageBody
 where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
-    B::Error: Into<Broken>,
+    B::Error: Into<BodyError>,
 {
-    Flow::new(body, Some(patience), None, Way::Uncounted).boxed_unsync()
+    MeteredBody::new(body, Some(idle_timeout), None, Metering::Uncounted).boxed_unsync()
 }
 
-/// What a sandbox sends, once it is under way: it ends with its rule, also where the answer
-/// has ended before.
-pub fn revocable(content: Content, live: InFlight) -> Content {
-    Revocable { content, live }.boxed_unsync()
+/// A request body that ends when its rule is revoked, even after the response has ended.
+pub fn revocable(content: MessageBody, in_flight: InFlight) -> MessageBody {
+    Revocable { content, in_flight }.boxed_unsync()
 }
 
-/// A body that ends with its rule.
+/// A body that ends when its rule is revoked.
 struct Revocable {
-    content: Content,
-    live: InFlight,
+    content: MessageBody,
+    in_flight: InFlight,
 }
 
 impl Body for Revocable {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let cut = || Poll::Ready(Some(Err(Cut::Revoked.into())));
-        if self.live.is_revoked() {
-            return cut();
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let abort = || Poll::Ready(Some(Err(StreamAbort::Revoked.into())));
+        if self.in_flight.is_revoked() {
+            return abort();
         }
         match Pin::new(&mut self.content).poll_frame(cx) {
-            Poll::Pending if self.live.poll_revoked(cx).is_ready() => cut(),
+            Poll::Pending if self.in_flight.poll_revoked(cx).is_ready() => abort(),
             next => next,
         }
     }
@@ -120,46 +148,51 @@ impl Body for Revocable {
     }
 }
 
-impl<B> Flow<B> {
-    fn new(inner: B, patience: Option<Duration>, live: Option<InFlight>, way: Way) -> Self {
+impl<B> MeteredBody<B> {
+    fn new(
+        inner: B,
+        idle_timeout: Option<Duration>,
+        in_flight: Option<InFlight>,
+        metering: Metering,
+    ) -> Self {
         Self {
             inner,
-            patience,
+            idle_timeout,
             alarm: None,
             waiting: false,
-            live,
-            way,
+            in_flight,
+            metering,
         }
     }
 
     fn count(&self, frame: &Frame<Bytes>) {
         let Some(data) = frame.data_ref() else { return };
         let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        let counter = match &self.way {
-            Way::Out(tally) => &tally.sent,
-            Way::In(trail) => &trail.tally.received,
-            Way::Uncounted => return,
+        let counter = match &self.metering {
+            Metering::Upload(tally) => &tally.sent,
+            Metering::Response(log) => &log.tally.received,
+            Metering::Uncounted => return,
         };
         counter.fetch_add(length, Ordering::Relaxed);
     }
 
     fn interrupt(&mut self) {
-        if let Way::In(trail) = &mut self.way {
-            trail.interrupted();
+        if let Metering::Response(log) = &mut self.metering {
+            log.interrupted();
         }
     }
 
-    /// Whether it has to be cut although nothing came.
-    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
-        if let Some(live) = &self.live
-            && live.poll_revoked(cx).is_ready()
+    /// Ready when the body must be aborted while it waits for data.
+    fn poll_abort(&mut self, cx: &mut Context<'_>) -> Poll<StreamAbort> {
+        if let Some(in_flight) = &self.in_flight
+            && in_flight.poll_revoked(cx).is_ready()
         {
-            return Poll::Ready(Cut::Revoked);
+            return Poll::Ready(StreamAbort::Revoked);
         }
-        let Some(patience) = self.patience else {
+        let Some(idle_timeout) = self.idle_timeout else {
             return Poll::Pending;
         };
-        let until = Instant::now() + patience;
+        let until = Instant::now() + idle_timeout;
         let alarm = self
             .alarm
             .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
@@ -168,26 +201,26 @@ impl<B> Flow<B> {
             alarm.as_mut().reset(until);
         }
         ready!(alarm.as_mut().poll(cx));
-        Poll::Ready(Cut::Idle(patience))
+        Poll::Ready(StreamAbort::Idle(idle_timeout))
     }
 }
 
-impl<B> Body for Flow<B>
+impl<B> Body for MeteredBody<B>
 where
     B: Body<Data = Bytes> + Unpin,
-    B::Error: Into<Broken>,
+    B::Error: Into<BodyError>,
 {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        // Also where there is always more to pass on.
-        if self.live.as_ref().is_some_and(InFlight::is_revoked) {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        // Checked before each frame: a body that always has data never waits.
+        if self.in_flight.as_ref().is_some_and(InFlight::is_revoked) {
             self.interrupt();
-            return Poll::Ready(Some(Err(Cut::Revoked.into())));
+            return Poll::Ready(Some(Err(StreamAbort::Revoked.into())));
         }
         match Pin::new(&mut self.inner).poll_frame(cx) {
             Poll::Ready(frame) => {
@@ -200,7 +233,7 @@ where
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
             Poll::Pending => {
-                let cut = ready!(self.poll_cut(cx));
+                let cut = ready!(self.poll_abort(cx));
                 self.interrupt();
                 Poll::Ready(Some(Err(cut.into())))
             }
@@ -224,27 +257,27 @@ mod tests {
     use crate::in_flight::InFlightSet;
     use crate::in_flight::tests::connection;
 
-    /// A body that gives what the channel gives.
-    struct Channel(mpsc::Receiver<&'static str>);
+    /// A body that reads from a channel.
+    struct ChannelBody(mpsc::Receiver<&'static str>);
 
-    impl Body for Channel {
+    impl Body for ChannelBody {
         type Data = Bytes;
-        type Error = Broken;
+        type Error = BodyError;
 
         fn poll_frame(
             mut self: Pin<&mut Self>,
             cx: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
             let next = ready!(self.0.poll_recv(cx));
             Poll::Ready(next.map(|text| Ok(Frame::data(Bytes::from_static(text.as_bytes())))))
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_cuts_a_body_and_each_frame_starts_the_wait_anew() {
+    async fn idle_timeout_aborts_a_body_and_restarts_with_each_frame() {
         let (send, receive) = mpsc::channel(4);
         let tally = Arc::new(Tally::default());
-        let mut body = sending(Channel(receive), &tally, Duration::from_secs(10));
+        let mut body = request_body(ChannelBody(receive), &tally, Duration::from_secs(10));
         for text in ["one", "two"] {
             tokio::time::advance(Duration::from_secs(9)).await;
             send.send(text).await.unwrap();
@@ -254,88 +287,103 @@ mod tests {
         let begun = Instant::now();
         let error = body.frame().await.unwrap().unwrap_err();
         assert_eq!(
-            error.downcast_ref::<Cut>(),
-            Some(&Cut::Idle(Duration::from_secs(10)))
+            error.downcast_ref::<StreamAbort>(),
+            Some(&StreamAbort::Idle(Duration::from_secs(10)))
         );
         assert_eq!(begun.elapsed().as_secs(), 10);
         assert_eq!(tally.sent.load(Ordering::Relaxed), 6);
     }
 
-    /// A body that always has more.
-    struct Endless;
+    /// A body that always has data.
+    struct EndlessBody;
 
-    impl Body for Endless {
+    impl Body for EndlessBody {
         type Data = Bytes;
-        type Error = Broken;
+        type Error = BodyError;
 
         fn poll_frame(
             self: Pin<&mut Self>,
             _: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
             Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"more")))))
         }
     }
 
-    fn under_way(underway: &Arc<InFlightSet>) -> InFlight {
-        underway.enter(connection("x.example"))
+    fn enter(set: &Arc<InFlightSet>) -> InFlight {
+        set.enter(connection("x.example"))
     }
 
-    /// The two halves of one request with these bodies.
-    fn halves<B>(live: InFlight, upload: B, answer: B) -> [Content; 2]
+    /// Request and response body of one request.
+    fn halves<B>(in_flight: InFlight, upload: B, answer: B) -> [MessageBody; 2]
     where
-        B: Body<Data = Bytes, Error = Broken> + Send + Unpin + 'static,
+        B: Body<Data = Bytes, Error = BodyError> + Send + Unpin + 'static,
     {
-        let patience = Duration::from_secs(60);
+        let idle_timeout = Duration::from_secs(60);
         let tally = Arc::new(Tally::default());
-        let sent = revocable(sending(upload, &tally, patience), live.for_upload());
-        // The record plays no part in what ends a flow.
-        let received =
-            Flow::new(answer, Some(patience), Some(live), Way::Out(tally)).boxed_unsync();
+        let sent = revocable(
+            request_body(upload, &tally, idle_timeout),
+            in_flight.for_upload(),
+        );
+        // Counted as an upload, because a response would need a record.
+        let received = MeteredBody::new(
+            answer,
+            Some(idle_timeout),
+            Some(in_flight),
+            Metering::Upload(tally),
+        )
+        .boxed_unsync();
         [sent, received]
     }
 
-    async fn assert_cut(body: &mut Content) {
+    async fn assert_revoked(body: &mut MessageBody) {
         let error = body.frame().await.unwrap().unwrap_err();
-        assert_eq!(error.downcast_ref::<Cut>(), Some(&Cut::Revoked));
+        assert_eq!(
+            error.downcast_ref::<StreamAbort>(),
+            Some(&StreamAbort::Revoked)
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_revoked_request_is_cut_in_both_directions_while_it_waits() {
-        let underway = Arc::new(InFlightSet::default());
+    async fn revocation_aborts_both_bodies_while_they_wait() {
+        let set = Arc::new(InFlightSet::default());
         let ((_one, upload), (_two, answer)) = (mpsc::channel(1), mpsc::channel(1));
         let [mut sent, mut received] =
-            halves(under_way(&underway), Channel(upload), Channel(answer));
+            halves(enter(&set), ChannelBody(upload), ChannelBody(answer));
         let begun = Instant::now();
         let revoke = async {
-            // Both wait by then.
+            // Both bodies wait by then.
             tokio::task::yield_now().await;
-            assert_eq!(underway.recheck(|_| false), 1);
+            assert_eq!(set.recheck(|_| false), 1);
         };
-        tokio::join!(assert_cut(&mut sent), assert_cut(&mut received), revoke);
-        assert!(begun.elapsed().is_zero(), "it was told, and did not wait");
+        tokio::join!(
+            assert_revoked(&mut sent),
+            assert_revoked(&mut received),
+            revoke
+        );
+        assert!(begun.elapsed().is_zero(), "the bodies were woken at once");
     }
 
     #[tokio::test]
-    async fn a_revoked_request_is_cut_in_both_directions_while_it_runs() {
-        let underway = Arc::new(InFlightSet::default());
-        let [mut sent, mut received] = halves(under_way(&underway), Endless, Endless);
+    async fn revocation_aborts_both_bodies_while_they_transfer() {
+        let set = Arc::new(InFlightSet::default());
+        let [mut sent, mut received] = halves(enter(&set), EndlessBody, EndlessBody);
         for body in [&mut sent, &mut received] {
             assert!(body.frame().await.unwrap().is_ok());
         }
-        underway.end();
-        assert_cut(&mut sent).await;
-        assert_cut(&mut received).await;
+        set.end();
+        assert_revoked(&mut sent).await;
+        assert_revoked(&mut received).await;
     }
 
     #[tokio::test]
-    async fn an_upload_that_outlives_its_answer_can_still_be_cut() {
-        let underway = Arc::new(InFlightSet::default());
-        let [mut sent, received] = halves(under_way(&underway), Endless, Endless);
+    async fn revocation_aborts_an_upload_after_its_response_ended() {
+        let set = Arc::new(InFlightSet::default());
+        let [mut sent, received] = halves(enter(&set), EndlessBody, EndlessBody);
         drop(received);
-        assert_eq!(underway.len(), 1);
-        assert_eq!(underway.recheck(|_| false), 1);
-        assert_cut(&mut sent).await;
+        assert_eq!(set.len(), 1);
+        assert_eq!(set.recheck(|_| false), 1);
+        assert_revoked(&mut sent).await;
         drop(sent);
-        assert!(underway.is_empty());
+        assert!(set.is_empty());
     }
 }

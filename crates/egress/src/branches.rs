@@ -1,137 +1,140 @@
-//! Which branches a sandbox made, through this gate, and still has.
+//! Branches that a sandbox created through this gate and has not deleted.
 //!
-//! What counts is upstream's own word: a ref that upstream did not report as made was not.
-//! Each is in the audit log before it is forgotten here, so that a gate that starts knows
-//! them again.
+//! A branch counts as created only when upstream's push report says so. Every creation and
+//! deletion is in the audit log, from which the set is rebuilt after a restart of the gate.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
-use policy::ports::AuditLog;
+use policy::ports::AuditReader;
 use tokio::sync::OnceCell;
 
-/// Branches that are remembered. Others have to be listed by the operator.
-const MOST_BRANCHES: usize = 4096;
+/// Maximum number of branches per sandbox. The sandbox may push to further branches only if the
+/// operator lists them.
+const MAX_BRANCHES: usize = 4096;
 
-/// Refs in one record: as many as a record keeps.
-const MOST_IN_RECORD: usize = 32;
+/// Maximum number of refs in one audit record.
+const MAX_REFS_PER_RECORD: usize = 32;
 
-const MADE: &str = "branch_made";
-const GONE: &str = "branch_gone";
+const CREATED_EVENT: &str = "branch_made";
+const DELETED_EVENT: &str = "branch_gone";
 
 /// A repository on a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// The host.
+pub struct RemoteRepository {
+    /// Host name.
     pub host: String,
-    /// `owner/name`.
+    /// Repository as `owner/name`.
     pub repo: String,
 }
 
-/// What a push did to a ref.
+/// Change of a branch by a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
-    /// It is new.
-    Made,
-    /// It is no more.
-    Gone,
+pub enum BranchChange {
+    /// The branch was created.
+    Created,
+    /// The branch was deleted.
+    Deleted,
 }
 
-/// The branches of one sandbox.
+/// The branches that one sandbox created.
 #[derive(Debug, Default)]
 pub struct Branches {
-    read: OnceCell<()>,
-    known: Mutex<BTreeSet<(Place, String)>>,
+    loaded: OnceCell<()>,
+    branches: Mutex<BTreeSet<(RemoteRepository, String)>>,
 }
 
 impl Branches {
-    /// Reads what is on record, once. Where that fails nothing is known, which opens
-    /// nothing, and the next push tries again.
-    pub async fn recall(&self, ledger: &dyn AuditLog, sandbox: &SandboxId) {
-        let read = async {
-            let history = ledger.history(sandbox).await.ok_or(())?;
+    /// Loads the branches from the audit log, once. If loading fails, the set stays empty, which
+    /// allows nothing, and the next push tries again.
+    pub async fn load_once(&self, audit_log: &dyn AuditReader, sandbox: &SandboxId) {
+        let load = async {
+            let history = audit_log.history(sandbox).await.ok_or(())?;
             history.iter().for_each(|event| self.replay(event));
             Ok::<(), ()>(())
         };
-        if self.read.get_or_try_init(|| read).await.is_err() {
-            tracing::warn!(%sandbox, "which branches a sandbox made is not known");
+        if self.loaded.get_or_try_init(|| load).await.is_err() {
+            tracing::warn!(%sandbox, "git branch history failed to load");
         }
     }
 
-    /// Whether the sandbox made it.
-    pub fn has(&self, place: &Place, name: &str) -> bool {
-        // A pair of references is no reference to a pair.
-        self.known().contains(&(place.clone(), name.to_owned()))
+    /// Whether the sandbox created the branch `name`.
+    pub fn contains(&self, repository: &RemoteRepository, name: &str) -> bool {
+        // The lookup needs an owned pair: `&(A, B)` cannot be borrowed from `(&A, &B)`.
+        self.branches()
+            .contains(&(repository.clone(), name.to_owned()))
     }
 
-    /// The branches it made there, at most so many.
-    pub fn of(&self, place: &Place, most: usize) -> Vec<String> {
-        let known = self.known();
-        let there = known.iter().filter(|(known, _)| known == place);
-        there.take(most).map(|(_, name)| name.clone()).collect()
+    /// The branches that the sandbox created in `repository`, at most `limit` of them.
+    pub fn list(&self, repository: &RemoteRepository, limit: usize) -> Vec<String> {
+        let branches = self.branches();
+        let matching = branches
+            .iter()
+            .filter(|(candidate, _)| candidate == repository);
+        matching.take(limit).map(|(_, name)| name.clone()).collect()
     }
 
-    /// Notes what became of a ref.
-    pub fn note(&self, place: &Place, name: &str, deed: Deed) {
-        let one = (place.clone(), name.to_owned());
-        let mut known = self.known();
-        match deed {
-            Deed::Made if known.len() < MOST_BRANCHES => known.insert(one),
-            Deed::Made => false,
-            Deed::Gone => known.remove(&one),
+    /// Applies the change of one branch.
+    pub fn apply_change(&self, repository: &RemoteRepository, name: &str, change: BranchChange) {
+        let branch = (repository.clone(), name.to_owned());
+        let mut branches = self.branches();
+        match change {
+            BranchChange::Created if branches.len() < MAX_BRANCHES => branches.insert(branch),
+            BranchChange::Created => false,
+            BranchChange::Deleted => branches.remove(&branch),
         };
     }
 
     fn replay(&self, event: &AuditEvent) {
-        let deed = match event.event.as_deref() {
-            Some(MADE) => Deed::Made,
-            Some(GONE) => Deed::Gone,
-            // Whoever comes back under the same name is somebody else.
-            Some("unregistered" | "expired") => return self.known().clear(),
+        let change = match event.event.as_deref() {
+            Some(CREATED_EVENT) => BranchChange::Created,
+            Some(DELETED_EVENT) => BranchChange::Deleted,
+            // A later registration of the same name is another sandbox.
+            Some("unregistered" | "expired") => return self.branches().clear(),
             _ => return,
         };
         let (Some(host), Some(repo)) = (event.host.clone(), event.repo.clone()) else {
             return;
         };
-        let place = Place { host, repo };
+        let repository = RemoteRepository { host, repo };
         for name in &event.refs {
-            self.note(&place, name, deed);
+            self.apply_change(&repository, name, change);
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeSet<(Place, String)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn branches(&self) -> MutexGuard<'_, BTreeSet<(RemoteRepository, String)>> {
+        self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The records of what became of refs.
-pub fn records(
+/// Audit records for changed branches.
+pub fn audit_records(
     sandbox: &SandboxId,
-    place: &Place,
+    repository: &RemoteRepository,
     names: &[String],
-    deed: Deed,
+    change: BranchChange,
 ) -> Vec<AuditEvent> {
-    let word = match deed {
-        Deed::Made => MADE,
-        Deed::Gone => GONE,
+    let event = match change {
+        BranchChange::Created => CREATED_EVENT,
+        BranchChange::Deleted => DELETED_EVENT,
     };
     let record = |names: &[String]| AuditEvent {
-        host: Some(place.host.clone()),
-        repo: Some(place.repo.clone()),
+        host: Some(repository.host.clone()),
+        repo: Some(repository.repo.clone()),
         refs: names.to_vec(),
-        ..AuditEvent::lifecycle(word, Some(sandbox.clone()))
+        ..AuditEvent::lifecycle(event, Some(sandbox.clone()))
     };
-    names.chunks(MOST_IN_RECORD).map(record).collect()
+    names.chunks(MAX_REFS_PER_RECORD).map(record).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn place(host: &str) -> Place {
-        Place {
+    fn repository(host: &str) -> RemoteRepository {
+        RemoteRepository {
             host: host.to_owned(),
             repo: "o/r".to_owned(),
         }
@@ -142,33 +145,47 @@ mod tests {
     }
 
     #[test]
-    fn what_was_recorded_is_known_again() {
+    fn branches_are_restored_from_audit_records() {
         let names: Vec<String> = (0..70).map(|n| format!("refs/heads/{n}")).collect();
-        let made = records(&sandbox(), &place("a.example"), &names, Deed::Made);
+        let made = audit_records(
+            &sandbox(),
+            &repository("a.example"),
+            &names,
+            BranchChange::Created,
+        );
         assert_eq!(made.len(), 3);
-        let gone = records(&sandbox(), &place("a.example"), &names[..1], Deed::Gone);
+        let gone = audit_records(
+            &sandbox(),
+            &repository("a.example"),
+            &names[..1],
+            BranchChange::Deleted,
+        );
         let branches = Branches::default();
         made.iter()
             .chain(&gone)
             .for_each(|event| branches.replay(event));
-        assert!(!branches.has(&place("a.example"), "refs/heads/0"));
-        assert!(branches.has(&place("a.example"), "refs/heads/69"));
-        assert_eq!(branches.of(&place("a.example"), 5).len(), 5);
-        assert!(branches.of(&place("b.example"), 5).is_empty());
-        assert!(!branches.has(&place("b.example"), "refs/heads/69"));
+        assert!(!branches.contains(&repository("a.example"), "refs/heads/0"));
+        assert!(branches.contains(&repository("a.example"), "refs/heads/69"));
+        assert_eq!(branches.list(&repository("a.example"), 5).len(), 5);
+        assert!(branches.list(&repository("b.example"), 5).is_empty());
+        assert!(!branches.contains(&repository("b.example"), "refs/heads/69"));
         branches.replay(&AuditEvent::lifecycle("unregistered", Some(sandbox())));
-        assert!(!branches.has(&place("a.example"), "refs/heads/69"));
+        assert!(!branches.contains(&repository("a.example"), "refs/heads/69"));
     }
 
     #[test]
-    fn only_so_many_are_remembered() {
+    fn branch_count_is_limited_per_sandbox() {
         let branches = Branches::default();
-        for n in 0..=MOST_BRANCHES {
-            branches.note(&place("a.example"), &n.to_string(), Deed::Made);
+        for n in 0..=MAX_BRANCHES {
+            branches.apply_change(
+                &repository("a.example"),
+                &n.to_string(),
+                BranchChange::Created,
+            );
         }
-        assert_eq!(branches.known().len(), MOST_BRANCHES);
-        branches.note(&place("a.example"), "0", Deed::Gone);
-        branches.note(&place("a.example"), "new", Deed::Made);
-        assert!(branches.has(&place("a.example"), "new"));
+        assert_eq!(branches.branches().len(), MAX_BRANCHES);
+        branches.apply_change(&repository("a.example"), "0", BranchChange::Deleted);
+        branches.apply_change(&repository("a.example"), "new", BranchChange::Created);
+        assert!(branches.contains(&repository("a.example"), "new"));
     }
 }

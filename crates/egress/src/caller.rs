@@ -1,4 +1,4 @@
-//! Which program opened a connection: asked for once, when a rule wants to know.
+//! Lookup of the program that opened a connection, once, when a rule needs it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,54 +9,55 @@ use policy::ports::SocketOwner;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::time::timeout;
 
-/// How long a request waits for its turn to ask, and then for the answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a request waits for a lookup slot, and then for the result.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What was found out, for the connection and whatever is inside it. That it is not certain
-/// is found out too: the next connection may have more luck.
+/// The program of a connection and of its tunnels. A failed lookup is cached too: only the next
+/// connection repeats it.
 #[derive(Clone, Debug, Default)]
-pub struct Caller(Arc<OnceCell<Option<String>>>);
+pub struct ProgramLookup(Arc<OnceCell<Option<String>>>);
 
-impl Caller {
-    /// The program of `sandbox` whose socket has these ends, if it is certain. `turns` limits how
-    /// many are asked about at a time.
+impl ProgramLookup {
+    /// The program of `sandbox` whose socket has these addresses, if it can be determined. `slots`
+    /// limits the number of concurrent lookups.
     pub async fn program(
         &self,
-        programs: &Arc<dyn SocketOwner>,
+        socket_owners: &Arc<dyn SocketOwner>,
         sandbox: &SandboxId,
-        turns: &Arc<Semaphore>,
+        slots: &Arc<Semaphore>,
         (from, to): (SocketAddr, SocketAddr),
     ) -> Option<String> {
-        self.find(|| ask(programs, sandbox, turns, from, to)).await
+        self.find(|| look_up(socket_owners, sandbox, slots, from, to))
+            .await
     }
 
-    /// What was found out, or is now.
-    async fn find<F>(&self, ask: impl FnOnce() -> F) -> Option<String>
+    /// The cached result, or that of a new lookup.
+    async fn find<F>(&self, look_up: impl FnOnce() -> F) -> Option<String>
     where
         F: Future<Output = Option<String>>,
     {
-        self.0.get_or_init(ask).await.clone()
+        self.0.get_or_init(look_up).await.clone()
     }
 }
 
-async fn ask(
-    programs: &Arc<dyn SocketOwner>,
+async fn look_up(
+    socket_owners: &Arc<dyn SocketOwner>,
     sandbox: &SandboxId,
-    places: &Arc<Semaphore>,
+    slots: &Arc<Semaphore>,
     from: SocketAddr,
     to: SocketAddr,
 ) -> Option<String> {
-    let turn = Arc::clone(places).acquire_owned();
-    let place = timeout(PATIENCE, turn).await.ok()?.ok()?;
-    let (programs, id) = (Arc::clone(programs), sandbox.clone());
-    // A task of its own: a client that goes away must not give up the place of a question
-    // that is still being answered.
-    let answer = tokio::spawn(async move {
-        let program = programs.owner(&id, from, to).await;
-        drop(place);
+    let acquiring = Arc::clone(slots).acquire_owned();
+    let slot = timeout(LOOKUP_TIMEOUT, acquiring).await.ok()?.ok()?;
+    let (socket_owners, id) = (Arc::clone(socket_owners), sandbox.clone());
+    // A separate task: a disconnected client must not free the slot of a lookup that is still
+    // running.
+    let lookup = tokio::spawn(async move {
+        let program = socket_owners.owner(&id, from, to).await;
+        drop(slot);
         program
     });
-    timeout(PATIENCE, answer).await.ok()?.ok()?
+    timeout(LOOKUP_TIMEOUT, lookup).await.ok()?.ok()?
 }
 
 #[cfg(test)]
@@ -67,81 +68,88 @@ mod tests {
 
     use super::*;
 
-    /// Says who it is once it may.
+    /// Returns its result once `may_answer` is notified.
     #[derive(Default)]
-    struct Slow {
-        asked: AtomicUsize,
-        may: Notify,
+    struct SlowSocketOwner {
+        lookups: AtomicUsize,
+        may_answer: Notify,
     }
 
     #[async_trait::async_trait]
-    impl SocketOwner for Slow {
+    impl SocketOwner for SlowSocketOwner {
         async fn owner(&self, _: &SandboxId, _: SocketAddr, _: SocketAddr) -> Option<String> {
-            let asked = self.asked.fetch_add(1, Ordering::SeqCst);
-            self.may.notified().await;
-            (asked == 0).then(|| "/usr/bin/first".to_owned())
+            let lookups = self.lookups.fetch_add(1, Ordering::SeqCst);
+            self.may_answer.notified().await;
+            (lookups == 0).then(|| "/usr/bin/first".to_owned())
         }
     }
 
-    struct World {
-        slow: Arc<Slow>,
-        programs: Arc<dyn SocketOwner>,
-        places: Arc<Semaphore>,
+    struct LookupFixture {
+        owner: Arc<SlowSocketOwner>,
+        socket_owners: Arc<dyn SocketOwner>,
+        slots: Arc<Semaphore>,
     }
 
-    impl World {
+    impl LookupFixture {
         fn new() -> Self {
-            let slow = Arc::new(Slow::default());
+            let owner = Arc::new(SlowSocketOwner::default());
             Self {
-                programs: Arc::clone(&slow) as _,
-                slow,
-                places: Arc::new(Semaphore::new(1)),
+                socket_owners: Arc::clone(&owner) as _,
+                owner,
+                slots: Arc::new(Semaphore::new(1)),
             }
         }
 
-        async fn ask(&self) -> Option<String> {
+        async fn look_up(&self) -> Option<String> {
             let id = SandboxId::parse("one").unwrap();
             let end = SocketAddr::from(([192, 0, 2, 1], 80));
-            ask(&self.programs, &id, &self.places, end, end).await
+            look_up(&self.socket_owners, &id, &self.slots, end, end).await
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_requests_of_a_connection_ask_once() {
-        let world = World::new();
-        let caller = Caller::default();
-        world.slow.may.notify_one();
+    async fn all_requests_of_a_connection_share_one_lookup() {
+        let fixture = LookupFixture::new();
+        let caller = ProgramLookup::default();
+        fixture.owner.may_answer.notify_one();
         let tunnel = caller.clone();
-        let both = tokio::join!(caller.find(|| world.ask()), tunnel.find(|| world.ask()));
+        let both = tokio::join!(
+            caller.find(|| fixture.look_up()),
+            tunnel.find(|| fixture.look_up())
+        );
         let first = Some("/usr/bin/first".to_owned());
         assert_eq!(both, (first.clone(), first.clone()));
-        assert_eq!(caller.find(|| world.ask()).await, first);
-        assert_eq!(world.slow.asked.load(Ordering::SeqCst), 1);
+        assert_eq!(caller.find(|| fixture.look_up()).await, first);
+        assert_eq!(fixture.owner.lookups.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_that_goes_away_leaves_its_place_taken_until_the_answer() {
-        let world = World::new();
-        // Time passes for nothing else: given up once the question was asked.
-        assert!(timeout(PATIENCE / 2, world.ask()).await.is_err());
-        assert_eq!(world.slow.asked.load(Ordering::SeqCst), 1);
-        assert_eq!(world.places.available_permits(), 0);
-        // Whoever comes now waits for a while, and then it is uncertain.
-        assert_eq!(world.ask().await, None);
-        assert_eq!(world.slow.asked.load(Ordering::SeqCst), 1);
-        world.slow.may.notify_one();
-        let free = world.places.acquire().await.unwrap();
+    async fn disconnected_client_keeps_its_slot_until_the_lookup_ends() {
+        let fixture = LookupFixture::new();
+        // The clock is paused, so the lookup has started when the timeout expires.
+        assert!(
+            timeout(LOOKUP_TIMEOUT / 2, fixture.look_up())
+                .await
+                .is_err()
+        );
+        assert_eq!(fixture.owner.lookups.load(Ordering::SeqCst), 1);
+        assert_eq!(fixture.slots.available_permits(), 0);
+        // A lookup without a free slot times out without a result.
+        assert_eq!(fixture.look_up().await, None);
+        assert_eq!(fixture.owner.lookups.load(Ordering::SeqCst), 1);
+        fixture.owner.may_answer.notify_one();
+        let free = fixture.slots.acquire().await.unwrap();
         drop(free);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_does_not_come_is_that_it_is_uncertain() {
-        let world = World::new();
-        let caller = Caller::default();
-        assert_eq!(caller.find(|| world.ask()).await, None);
-        // And stays so for the connection.
-        world.slow.may.notify_one();
-        assert_eq!(caller.find(|| world.ask()).await, None);
-        assert_eq!(world.slow.asked.load(Ordering::SeqCst), 1);
+    async fn lookup_timeout_gives_no_program_and_is_cached() {
+        let fixture = LookupFixture::new();
+        let caller = ProgramLookup::default();
+        assert_eq!(caller.find(|| fixture.look_up()).await, None);
+        // The failure is cached for the connection.
+        fixture.owner.may_answer.notify_one();
+        assert_eq!(caller.find(|| fixture.look_up()).await, None);
+        assert_eq!(fixture.owner.lookups.load(Ordering::SeqCst), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! One client connection, as far as it has come.
+//! Context of one client connection.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use tokio_util::task::TaskTracker;
 
 use crate::request::ConnectionInfo;
 use crate::services::Services;
-use crate::source::Source;
+use crate::source::ConnectionSource;
 
-/// A connection, as far as it has come.
+/// The context of a connection or of a tunnel in it.
 #[derive(Clone)]
 pub struct ClientConnection {
-    /// What every connection shares.
+    /// The services that all connections share.
     pub services: Arc<Services>,
-    /// Who it is.
-    pub source: Source,
-    /// What was said before the first request.
+    /// How the connection identifies its sandbox.
+    pub source: ConnectionSource,
+    /// Addresses, tunnel and TLS hello of the connection.
     pub connection_info: ConnectionInfo,
-    /// Its place among the sandbox's connections, which a tunnel keeps.
+    /// The slot among the sandbox's connections, which a tunnel keeps.
     pub place: Option<Arc<OwnedSemaphorePermit>>,
-    /// Ends it, and every tunnel in it.
+    /// Ends the connection and every tunnel in it.
     pub stop: CancellationToken,
-    /// Who waits for its end.
+    /// Tracks the tasks of the connection.
     pub tasks: TaskTracker,
 }

@@ -1,10 +1,10 @@
-//! The time, for those who decide by it.
+//! Monotonic clock and wall clock of the gate.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use policy::clock::{Tick, UnixMillis};
 
-/// Reads both clocks. Decisions are given what it read.
+/// Reads both clocks. Decisions receive the time as a value.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
@@ -18,13 +18,13 @@ impl Clock {
         }
     }
 
-    /// The moment on the monotonic clock. One second ahead, so that a bucket that was
-    /// never asked is in the past.
+    /// The monotonic time. It is one second ahead, so that an unused bucket's time is in the
+    /// past.
     pub fn tick(&self) -> Tick {
         Tick::default() + Duration::from_secs(1) + self.origin.elapsed()
     }
 
-    /// The moment on the wall clock.
+    /// The wall-clock time.
     pub fn wall(&self) -> UnixMillis {
         let since = SystemTime::now()
             .duration_since(UNIX_EPOCH)

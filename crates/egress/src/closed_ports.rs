@@ -1,4 +1,4 @@
-//! Connections to ports on which the gate does not listen.
+//! Audit records of connections to ports on which the gate does not listen.
 //!
 //! The kernel refuses such a connection without a listener ever seeing it. A raw socket in the
 //! sandbox's network receives a copy of its SYN packet, so that it gets an audit record.
@@ -14,65 +14,67 @@ use policy::bucket::{Rate, TokenBucket};
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
-use crate::datagram::Datagrams;
+use crate::datagram::DatagramSocket;
 use crate::request_log::RequestLog;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::source::reserve_record;
 use crate::stage::Stage;
 
-/// Records of one sandbox: a hundred a second, and so many at once. An agent that tries every
-/// port waits for nothing, and the rest of its tries is not on record.
-const PACE: Rate = Rate::every(
+/// Records per sandbox: a hundred per second, with a burst. Further attempts of an agent that scans
+/// ports are refused without a record.
+const RECORD_RATE: Rate = Rate::every(
     NonZeroU64::new(10_000_000).unwrap(),
     NonZeroU32::new(200).unwrap(),
 );
 
-/// Longer than any header of IPv4 and the ports of TCP after it.
+/// Longer than any IPv4 header with the TCP ports after it.
 const MAX_PACKET: usize = 64;
 
-/// Writes down what `socket` shows, until it fails.
+/// Records the packets that `socket` receives, until it fails.
 pub async fn watch(
     services: Arc<Services>,
     sandbox: Arc<SandboxState>,
     socket: OwnedFd,
 ) -> Result<()> {
-    let packets = Datagrams::new(socket)?;
+    let packets = DatagramSocket::new(socket)?;
     let mut bucket = TokenBucket::new();
     let mut packet = [0; MAX_PACKET];
     loop {
-        let (length, ends) = packets.receive(&mut packet).await?;
+        let (length, addresses) = packets.receive(&mut packet).await?;
         let packet = packet.get(..length).unwrap_or_default();
-        let Some(port) = destination_port(ends.meant, packet) else {
+        let Some(port) = destination_port(addresses.destination, packet) else {
             continue;
         };
-        if bucket.take(&PACE, services.clock().tick()).is_err() {
+        if bucket.take(&RECORD_RATE, services.clock().tick()).is_err() {
             continue;
         }
-        let meant = SocketAddr::new(ends.meant.to_canonical(), port);
-        record(&services, &sandbox, meant).await;
+        let destination = SocketAddr::new(addresses.destination.to_canonical(), port);
+        record(&services, &sandbox, destination).await;
     }
 }
 
-async fn record(services: &Arc<Services>, sandbox: &Arc<SandboxState>, meant: SocketAddr) {
+async fn record(services: &Arc<Services>, sandbox: &Arc<SandboxState>, destination: SocketAddr) {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = RequestLog::begin(services, Some(sandbox), Kind::Http, slot);
-    let name = services.names().meant(sandbox.id(), meant.ip());
-    let host = name.map_or_else(|| meant.ip().to_string(), |name| name.to_string());
-    trail.event.host = Some(host);
-    trail.event.port = Some(meant.port());
-    let denial = Denial::new(Reason::PortDenied, "egress.transparent_ports").saying(format!(
+    let mut log = RequestLog::begin(services, Some(sandbox), Kind::Http, slot);
+    let name = services
+        .name_server()
+        .synthetic_name(sandbox.id(), destination.ip());
+    let host = name.map_or_else(|| destination.ip().to_string(), |name| name.to_string());
+    log.event.host = Some(host);
+    log.event.port = Some(destination.port());
+    let denial = Denial::new(Reason::PortDenied, "egress.transparent_ports").with_message(format!(
         "The gate does not listen on port {}. Use the proxy at palisade.internal:8080, or ask \
          the operator to add the port to egress.transparent_ports.",
-        meant.port()
+        destination.port()
     ));
-    trail.refused(Stage::Request, &denial);
+    log.record_refusal(Stage::Request, &denial);
 }
 
-/// The port in a packet. Over IPv4 it begins with the IP header (RFC 791, 3.1), over IPv6 with
-/// that of TCP.
-fn destination_port(meant: IpAddr, packet: &[u8]) -> Option<u16> {
-    let header = match meant {
+/// The destination port of a packet. Over IPv4 the packet starts with the IP header (RFC 791, 3.1),
+/// over IPv6 with the TCP header.
+fn destination_port(destination: IpAddr, packet: &[u8]) -> Option<u16> {
+    let header = match destination {
         IpAddr::V4(_) => usize::from(packet.first()? & 0x0f) * 4,
         IpAddr::V6(_) => 0,
     };
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn destination_port_is_read_behind_any_header_and_never_beyond() {
+    fn destination_port_is_read_after_headers_of_any_length() {
         let tcp = [0xe1, 0xa2, 0x00, 0x16];
         let four = IpAddr::V4(Ipv4Addr::LOCALHOST);
         for words in [5_u8, 15] {

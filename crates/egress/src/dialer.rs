@@ -1,25 +1,26 @@
-//! The one way out of the gate. Proxy, WebSocket, token refresh and mirror all dial here.
+//! Dialer: the only code that opens connections to upstreams, for the proxy, WebSocket, token
+//! refresh and mirrors.
 //!
 //! ```text
-//!   host ──▶ addresses, every one judged ──▶ TCP to one of them ──▶ TLS, always verified ──▶ HTTP
+//!   host ──▶ addresses, all checked ──▶ TCP to one of them ──▶ TLS, always verified ──▶ HTTP
 //! ```
-//! The name was judged by the caller before it gets here: no query leaves for a denied one.
-//! The address that was checked is the one that is dialled, there is no second look-up, and
-//! no redirect is ever followed.
+//! The caller has already decided about the name: no DNS query is sent for a denied name. The
+//! dialled address is the one that was checked, without a second lookup, and redirects are never
+//! followed.
 
 mod address;
 mod body;
-mod driven;
+mod connector;
 mod error;
 mod exchange;
+mod http1_connection;
 mod io_tap;
 mod message;
 mod pool;
-mod single;
 mod socket;
 mod trust;
+mod upgradable;
 mod wake_flag;
-mod wire;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,97 +36,96 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use self::address::Addresses;
-use self::exchange::Failure;
+use self::connector::{Deadline, Purpose};
+use self::exchange::AttemptError;
 use self::pool::{Key, Pool};
 use self::trust::Trust;
-use self::wire::{Deadline, Use};
-use crate::body::Content;
+use crate::body::MessageBody;
 use crate::outgoing::{Outgoing, Route};
 
-pub use self::body::Arriving;
-pub use self::error::{DialError, Step};
-pub use self::single::{Answer, Upgradable};
+pub use self::body::UpstreamBody;
+pub use self::error::{DialError, DialStep};
 pub use self::trust::BadRoots;
+pub use self::upgradable::{UpgradableConnection, UpgradeResponse};
 
-/// An answer, as it begins to come in.
+/// An upstream's response, whose body streams.
 #[derive(Debug)]
-pub struct Sent {
-    /// Head and streaming body. The connection is free when the body is read or dropped.
-    pub response: Response<Arriving>,
-    /// How it got here.
+pub struct UpstreamResponse {
+    /// Head and body. The connection is released when the body is read or dropped.
+    pub response: Response<UpstreamBody>,
+    /// Connect timings and peer.
     pub timings: Timings,
 }
 
-/// How long each step took, and where it led. A connection that was there took none.
+/// Duration of each connect step, zero on a reused connection, and the peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Timings {
-    /// Finding the address.
+    /// The DNS lookup.
     pub resolve: Duration,
-    /// Connecting.
+    /// The TCP connect.
     pub connect: Duration,
     /// The TLS handshake.
     pub tls: Duration,
-    /// Whether the connection was there before.
+    /// Whether the connection came from the pool.
     pub reused: bool,
-    /// The address that answered.
+    /// The upstream's address.
     pub peer: SocketAddr,
-    /// The version spoken with it.
+    /// The HTTP version of the connection.
     pub version: Version,
 }
 
-/// The way out.
+/// Opens and pools connections to upstreams.
 pub struct Dialer {
     pool: Arc<Pool>,
-    rules: ArcSwap<Rules>,
-    /// One change of the rules at a time.
+    config: ArcSwap<DialConfig>,
+    /// Serializes changes of `config`.
     change: Mutex<()>,
 }
 
-/// What may change while the gate runs. A request keeps what it began with.
+/// Settings that a reload replaces. A request keeps the ones it began with.
 #[derive(Clone)]
-struct Rules {
+struct DialConfig {
     addresses: Arc<Addresses>,
     trust: Arc<Trust>,
     timeouts: EgressTimeouts,
 }
 
-/// New settings of the dialer, read and not yet in force.
-pub struct PreparedDialer(Rules);
+/// New dialer settings that are read but not applied yet.
+pub struct PreparedDialer(DialConfig);
 
 impl Dialer {
-    /// Reads roots and the system's resolvers: call it where it may block.
+    /// Creates a dialer. Blocks: reads root certificates and the system's resolvers.
     pub fn new(settings: &Settings) -> Result<Self, BadRoots> {
         Ok(Self {
             pool: Pool::new(),
-            rules: ArcSwap::from_pointee(Rules::read(settings, Arc::from([]))?),
+            config: ArcSwap::from_pointee(DialConfig::read(settings, Arc::from([]))?),
             change: Mutex::new(()),
         })
     }
 
-    /// Reads what new settings need, for [`Dialer::apply`]. Reads files, as [`Dialer::new`]
-    /// does; nothing changes yet.
+    /// Prepares new settings for [`Dialer::apply`]. Blocks, as [`Dialer::new`] does.
     pub fn prepare(settings: &Settings) -> Result<PreparedDialer, BadRoots> {
-        Ok(PreparedDialer(Rules::read(settings, Arc::from([]))?))
+        Ok(PreparedDialer(DialConfig::read(settings, Arc::from([]))?))
     }
 
-    /// Takes over new settings. Connections that they might not allow are not used again;
-    /// requests that run finish on theirs.
+    /// Applies new settings. Idle connections that they might not allow are closed; running
+    /// requests finish on their connections.
     pub fn apply(&self, PreparedDialer(mut new): PreparedDialer) {
-        let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = self.rules.load_full();
+        let _guard = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.config.load_full();
         new.addresses = Arc::new(new.addresses.with_own(Arc::clone(&old.addresses.own)));
         let same_roots = new.trust.is_same(&old.trust);
         if same_roots {
-            // Sessions can be resumed under the same roots.
+            // TLS sessions can be resumed under the same roots.
             new.trust = Arc::clone(&old.trust);
         }
         let new = Arc::new(new);
-        // First the rules, then the shelves: who finds a new shelf reads the new rules.
-        self.rules.store(Arc::clone(&new));
-        let same_holes = new.addresses.holes == old.addresses.holes;
+        // Store before closing pools, so that a request with a new pool reads the new settings.
+        self.config.store(Arc::clone(&new));
+        let same_exceptions = new.addresses.private_exceptions == old.addresses.private_exceptions;
         self.pool.close(|(_, Route { host, port, tls })| {
-            let fixed = |rules: &Rules| rules.addresses.resolve.get(host, *port);
-            (*tls && !same_roots) || !same_holes || fixed(&new) != fixed(&old)
+            let fixed = |config: &DialConfig| config.addresses.resolve.get(host, *port);
+            (*tls && !same_roots) || !same_exceptions || fixed(&new) != fixed(&old)
         });
     }
 
@@ -135,78 +135,91 @@ impl Dialer {
         Ok(())
     }
 
-    /// Tells which addresses are the gate's own listeners. They are never dialled, whatever
-    /// the settings say. An unspecified address stands for every address of this host.
-    pub fn refuse(&self, own: impl IntoIterator<Item = SocketAddr>) {
-        let _one_at_a_time = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rules = Rules::clone(&self.rules.load());
-        rules.addresses = Arc::new(rules.addresses.with_own(own.into_iter().collect()));
-        self.rules.store(Arc::new(rules));
+    /// Sets the addresses of the gate's own listeners, which are never dialled, whatever the
+    /// settings say. An unspecified address stands for every address of this host.
+    pub fn set_own_addresses(&self, own: impl IntoIterator<Item = SocketAddr>) {
+        let _guard = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut config = DialConfig::clone(&self.config.load());
+        config.addresses = Arc::new(config.addresses.with_own(own.into_iter().collect()));
+        self.config.store(Arc::new(config));
         self.pool.close(|_| true);
     }
 
-    /// A bare connection to a checked address, for TLS that is passed on unread.
+    /// Opens a TCP connection to a checked address, for TLS passthrough.
     pub async fn connect(
         &self,
         sandbox: &SandboxId,
         host: &Host,
         port: u16,
     ) -> Result<(TcpStream, SocketAddr), DialError> {
-        let rules = self.rules.load_full();
-        let deadline = Deadline::new(host, Instant::now(), rules.timeouts.connect);
-        let (stream, timings) = deadline.hold(rules.reach(sandbox, host, port)).await?;
+        let config = self.config.load_full();
+        let deadline = Deadline::new(host, Instant::now(), config.timeouts.connect);
+        let (stream, timings) = deadline
+            .enforce(config.connect_tcp(sandbox, host, port))
+            .await?;
         Ok((stream, timings.peer))
     }
 
-    /// Addresses of `host` that were all checked, for a program that dials by itself.
-    pub async fn find(
+    /// Resolves `host` to checked addresses, for a program that connects by itself.
+    pub async fn resolve(
         &self,
         sandbox: &SandboxId,
         host: &Host,
         port: u16,
     ) -> Result<Vec<SocketAddr>, DialError> {
-        let rules = self.rules.load_full();
-        let deadline = Deadline::new(host, Instant::now(), rules.timeouts.connect);
+        let config = self.config.load_full();
+        let deadline = Deadline::new(host, Instant::now(), config.timeouts.connect);
         deadline
-            .hold(rules.addresses.find(sandbox, host, port))
+            .enforce(config.addresses.find(sandbox, host, port))
             .await
     }
 
-    /// Sends a request and waits for the head of its answer. It goes out a second time only when
-    /// a connection that was lying about closed before any of it was sent. Dropped, it closes
-    /// the stream it used and frees its place.
-    pub async fn send(&self, sandbox: &SandboxId, outgoing: Outgoing) -> Result<Sent, DialError> {
+    /// Sends a request and waits for the response head. The request is sent again only if an idle
+    /// connection closed before any of the request was sent. Dropping the future closes its
+    /// stream and frees its pool slot.
+    pub async fn send(
+        &self,
+        sandbox: &SandboxId,
+        outgoing: Outgoing,
+    ) -> Result<UpstreamResponse, DialError> {
         let (route, mut request) = outgoing.into_parts();
         message::clean(&route, &mut request)?;
         let key = (sandbox.clone(), route);
         match self.attempt(&key, request, false).await {
-            Ok(sent) => Ok(sent),
-            Err(Failure::Final(error)) => Err(error),
-            Err(Failure::Unsent(request, _)) => match self.attempt(&key, *request, true).await {
-                Ok(sent) => Ok(sent),
-                Err(Failure::Final(error) | Failure::Unsent(_, error)) => Err(error),
+            Ok(response) => Ok(response),
+            Err(AttemptError::Final(error)) => Err(error),
+            Err(AttemptError::Unsent(request, _)) => match self.attempt(&key, *request, true).await
+            {
+                Ok(response) => Ok(response),
+                Err(AttemptError::Final(error) | AttemptError::Unsent(_, error)) => Err(error),
             },
         }
     }
 
-    /// A connection of its own, HTTP/1.1, for one request that may become something else.
-    pub async fn open(&self, sandbox: &SandboxId, route: &Route) -> Result<Upgradable, DialError> {
-        let rules = self.rules.load_full();
-        let deadline = Deadline::new(&route.host, Instant::now(), rules.timeouts.connect);
-        let (wire, timings) = deadline.hold(rules.wire(sandbox, route, Use::Once)).await?;
-        single::begin(route, wire, timings, rules.timeouts.response).await
+    /// Opens a single-use HTTP/1.1 connection for a request that may upgrade.
+    pub async fn open(
+        &self,
+        sandbox: &SandboxId,
+        route: &Route,
+    ) -> Result<UpgradableConnection, DialError> {
+        let config = self.config.load_full();
+        let deadline = Deadline::new(&route.host, Instant::now(), config.timeouts.connect);
+        let (stream, timings) = deadline
+            .enforce(config.connect_stream(sandbox, route, Purpose::SingleUse))
+            .await?;
+        upgradable::begin(route, stream, timings, config.timeouts.response).await
     }
 
-    /// Closes the unused connections of a sandbox; those in use close when their request
-    /// ends. Its TLS sessions and the answers it had from DNS are forgotten.
+    /// Removes the state of a sandbox: idle connections (those in use close when their request
+    /// ends), TLS sessions and cached DNS answers.
     pub fn forget(&self, sandbox: &SandboxId) {
         self.pool.close(|(owner, _)| owner == sandbox);
-        let rules = self.rules.load();
-        rules.trust.forget(sandbox);
-        rules.addresses.forget(sandbox);
+        let config = self.config.load();
+        config.trust.forget(sandbox);
+        config.addresses.forget(sandbox);
     }
 
-    /// Unused connections that are kept.
+    /// Number of idle connections in the pool.
     pub fn idle(&self) -> usize {
         self.pool.idle()
     }
@@ -214,24 +227,25 @@ impl Dialer {
     async fn attempt(
         &self,
         key: &Key,
-        request: Request<Content>,
-        again: bool,
-    ) -> Result<Sent, Failure> {
+        request: Request<MessageBody>,
+        is_retry: bool,
+    ) -> Result<UpstreamResponse, AttemptError> {
         let since = Instant::now();
         loop {
-            // The shelf before the rules: see `reload`.
-            let shelf = self.pool.shelf(key);
-            let rules = self.rules.load_full();
-            // Without a connection the settings changed, and the next shelf is under the new
-            // ones.
-            if let Some(taken) = exchange::take(&shelf, &rules, since, again).await? {
-                return taken.send(&key.1, request, rules.timeouts.response).await;
+            // Take the pool before the settings: see `apply`.
+            let host_pool = self.pool.host_pool(key);
+            let config = self.config.load_full();
+            // Without a connection the pool was closed by new settings: retry with a new pool.
+            if let Some(ready) =
+                exchange::take_connection(&host_pool, &config, since, is_retry).await?
+            {
+                return ready.send(&key.1, request, config.timeouts.response).await;
             }
         }
     }
 }
 
-impl Rules {
+impl DialConfig {
     fn read(settings: &Settings, own: Arc<[SocketAddr]>) -> Result<Self, BadRoots> {
         let egress = &settings.egress;
         Ok(Self {

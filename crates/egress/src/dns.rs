@@ -1,31 +1,31 @@
-//! DNS as a sandbox meets it: the gate's own answers, by the same allowlist as HTTP.
+//! DNS server for sandboxes: answers queries by the same allowlist as HTTP.
 //!
-//! A query's life is [`Names::answer`]: read strictly, ask who, judge the type, judge the
-//! name, then answer in one of two modes.
+//! [`NameServer::answer`] parses a query strictly, identifies its client, checks the record type and
+//! the name, and then answers in one of two modes.
 //!
-//! - **Synthetic**: every well-formed name gets an address of a reserved range that means
-//!   this name to the gate. Nothing leaves; whether the name may be reached is decided on
-//!   connect, where a refusal can be read by a person.
-//! - **Forward**: a name the allowlist does not have does not exist. Others are asked for
-//!   upstream, in lower case and without anything else of the client's; aliases are
-//!   flattened, every hop is held against what the operator denied and every address
-//!   against what is never dialled (docs/adr/0021-names-behind-an-alias.md).
+//! - **Synthetic**: every well-formed name gets an address of a reserved range that stands for
+//!   this name in the gate. No query leaves the gate; whether the name may be reached is decided
+//!   when the client connects, where it can read the refusal.
+//! - **Forward**: a name that is not in the allowlist does not exist. Other names are resolved
+//!   upstream, in lower context and without any other data of the client; aliases are flattened,
+//!   every hop is checked against the denied names and every address against the address
+//!   classes that are never dialled (docs/adr/0021-names-behind-an-alias.md).
 //!
-//! **What is written down.** Every refusal, in both modes. In forward mode also every
-//! answer that an upstream gave, now or before. Not in synthetic mode: there the connect
-//! that follows is the record, and an address that nobody connects to told nobody
-//! anything. Queries beyond a sandbox's share are dropped and only counted.
+//! **Audit records.** Every refusal is recorded, in both modes. Forward mode also records every
+//! answer of an upstream, cached ones included. Synthetic mode records no answer: the connection
+//! that follows has its own record, and an address without a connection discloses nothing.
+//! Queries above a sandbox's rate are dropped and only counted.
 //!
-//! **Never here:** a query for a name that was not judged, an answer that was copied from
-//! bytes of an upstream, work without a bound per sandbox.
+//! **Never here:** an upstream query for an unchecked name, an answer that copies bytes of an
+//! upstream, work without a limit per sandbox.
 
+mod client_state;
 mod decision;
 mod forward;
-mod guest;
 mod labels;
+mod lru_map;
 mod message;
 mod metrics;
-mod recent;
 mod serve;
 mod synthetic;
 mod upstream;
@@ -46,87 +46,87 @@ use hickory_proto::rr::{DNSClass, Name, RData};
 use policy::audit::{AuditEvent, Kind};
 use policy::bucket::Rate;
 use policy::clock::Tick;
-use policy::host::{GATE, Host};
+use policy::host::{GATE_HOST, Host};
 use policy::id::SandboxId;
 use policy::reason::Reason;
-use policy::verdict::{Denial, Question, Word};
+use policy::verdict::{Denial, Question, VerdictKind};
 use tokio::time::Instant;
 
+use self::client_state::ClientState;
 use self::decision::{
-    Decision, ForwardedQuery, LOCAL_TTL, Record, Service, Step, address_in, denied, empty,
-    empty_code, judge, local, own_addresses, refuse, type_name,
+    AnswerKind, AuditVerdict, Decision, ForwardedQuery, LOCAL_TTL, Step, address_in, decide_name,
+    denied, empty, empty_code, local, own_addresses, refuse, type_name,
 };
-use self::forward::{Case, Forwarded, Forwarder};
-use self::guest::Guest;
-pub use self::labels::{LabelBudget, LabelLimits, Oddity, oddity};
-use self::message::{Asked, Reply};
-pub use self::metrics::{DnsMetrics, Outcome};
-pub use self::serve::{Source, serve_datagrams, serve_stream};
-use self::synthetic::Place;
+use self::forward::{ForwardContext, ForwardOutcome, Forwarder};
+pub use self::labels::{DataPattern, LabelBudget, LabelLimits, data_pattern};
+use self::message::{ParsedQuery, Reply};
+pub use self::metrics::{DnsMetrics, QueryOutcome};
+pub use self::serve::{QuerySource, serve_datagrams, serve_stream};
+use self::synthetic::AddressIndex;
 use self::upstream::{host, wire_name};
 
-/// The rule's name where a type is refused.
+/// Rule name of a refused record type.
 const TYPE_RULE: &str = "dns:types";
 
-/// The rule's name where a message or name cannot be read.
+/// Rule name of a malformed message or name.
 const MESSAGE_RULE: &str = "dns:message";
 
-/// Who asks.
+/// The client of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asker {
-    /// This sandbox.
+pub enum QueryClient {
+    /// A registered sandbox.
     Known(SandboxId),
-    /// Nobody that we serve, and why.
+    /// A client without a valid registration, and its refusal.
     Unknown(Denial),
 }
 
-/// How a query came.
+/// How a query arrived, and in which mode it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// In what.
+pub struct QueryContext {
+    /// The transport protocol.
     pub transport: Transport,
-    /// From where it is to be answered.
+    /// Synthetic or forward.
     pub mode: DnsMode,
-    /// Where the asker finds the gate; `None` where every address leads to it.
+    /// The gate's address for this client; `None` where every address leads to the gate.
     pub gate: Option<IpAddr>,
 }
 
-/// What a query came in.
+/// The transport protocol of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A datagram: the answer fits the size that the asker named.
+    /// The answer is limited to the datagram size that the client accepts.
     Udp,
-    /// A stream: the answer is whole.
+    /// The answer is complete.
     Tcp,
 }
 
-/// An answer, and what is to be written down about it first.
+/// The answer to a query, and the audit record to write before it is sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answered {
-    /// The answer's bytes.
+pub struct DnsResponse {
+    /// The DNS message.
     pub bytes: Vec<u8>,
-    /// The record, where there is one.
+    /// The audit record, if the query needs one.
     pub event: Option<AuditEvent>,
 }
 
-/// How much at once and for how long.
+/// Limits of the DNS server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// After so long a query has failed.
+pub struct DnsLimits {
+    /// Time after which a query fails.
     pub deadline: Duration,
-    /// Queries of one sandbox at a time.
+    /// Queries in flight per sandbox.
     pub in_flight: usize,
-    /// Names of one sandbox that have a synthetic address.
+    /// Names with a synthetic address per sandbox.
     pub names: usize,
-    /// Answers of upstreams that are remembered for one sandbox.
+    /// Cached upstream answers per sandbox.
     pub cached: usize,
-    /// How long a connection may be silent.
+    /// Idle timeout of a TCP connection.
     pub idle: Duration,
-    /// How much names may say.
-    pub labels: LabelLimits,
+    /// How many different names a sandbox may resolve.
+    pub label_budget: LabelLimits,
 }
 
-impl Default for Limits {
+impl Default for DnsLimits {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(5),
@@ -134,12 +134,12 @@ impl Default for Limits {
             names: 4096,
             cached: 512,
             idle: Duration::from_secs(10),
-            labels: LabelLimits::default(),
+            label_budget: LabelLimits::default(),
         }
     }
 }
 
-/// Returns the rules of the moment, for a sandbox or for all.
+/// Returns the rules in force for a sandbox, or without a sandbox's additions.
 pub type PolicyNow = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>;
 
 /// The rules by which a query is answered.
@@ -147,9 +147,9 @@ pub type PolicyNow = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>
 pub struct NamePolicy {
     /// The rules.
     pub snapshot: Arc<PolicySnapshot>,
-    /// What the operator allowed the sandbox for a while.
+    /// The operator's temporary approvals for the sandbox.
     pub grants: Option<Arc<Grants>>,
-    /// Now, on the clock of the grants.
+    /// The current time, on the clock of the grants.
     pub now: Tick,
 }
 
@@ -163,105 +163,110 @@ impl From<Arc<PolicySnapshot>> for NamePolicy {
     }
 }
 
-/// Answers queries. One for all sandboxes.
-pub struct Names {
+/// The DNS server of all sandboxes.
+pub struct NameServer {
     policy: PolicyNow,
     questions: Questions,
-    limits: Limits,
+    limits: DnsLimits,
     labels: Arc<LabelBudget>,
     metrics: DnsMetrics,
     forwarder: Forwarder,
-    guests: Mutex<HashMap<SandboxId, Arc<Guest>>>,
-    /// All who are not known share one guest's room.
-    strangers: Arc<Guest>,
+    client_states: Mutex<HashMap<SandboxId, Arc<ClientState>>>,
+    /// Shared by all clients that are not registered.
+    unknown_clients: Arc<ClientState>,
 }
 
-impl Names {
-    /// Answers by `policy`, which is read anew for each query.
+impl NameServer {
+    /// Creates a server that reads `policy` anew for each query.
     pub fn new(
         policy: PolicyNow,
         questions: Questions,
-        limits: Limits,
+        limits: DnsLimits,
         metrics: DnsMetrics,
     ) -> Self {
         Self {
             policy,
             questions,
-            labels: Arc::new(LabelBudget::new(limits.labels)),
+            labels: Arc::new(LabelBudget::new(limits.label_budget)),
             forwarder: Forwarder::new(&limits),
-            strangers: Arc::new(Guest::new(&limits)),
+            unknown_clients: Arc::new(ClientState::new(&limits)),
             limits,
             metrics,
-            guests: Mutex::default(),
+            client_states: Mutex::default(),
         }
     }
 
-    /// Asks these resolvers from now on, or says why there is nobody to ask.
-    pub fn follow(&self, resolvers: Result<Vec<SocketAddr>, String>) {
-        self.forwarder.follow(resolvers);
+    /// Replaces the upstream resolvers. An error fails every forwarded query with its text.
+    pub fn set_resolvers(&self, resolvers: Result<Vec<SocketAddr>, String>) {
+        self.forwarder.set_resolvers(resolvers);
     }
 
-    /// How fast one asker may ask now. Each refusal is written down, so that without a limit
-    /// an agent could fill the disk.
-    fn pace(&self) -> Rate {
+    /// The query rate of one client. Each refusal is recorded, so that without a limit an agent
+    /// could fill the disk.
+    fn query_rate(&self) -> Rate {
         (self.policy)(None).snapshot.settings.egress.dns.pace()
     }
 
-    /// How much names may say: the dialer asks this too before it resolves one.
-    pub fn labels(&self) -> &Arc<LabelBudget> {
+    /// The budget of names to resolve, which the dialer shares.
+    pub fn label_budget(&self) -> &Arc<LabelBudget> {
         &self.labels
     }
 
-    /// The name that an address means to this sandbox, if it is a synthetic one that is
-    /// still known.
-    pub fn meant(&self, sandbox: &SandboxId, ip: IpAddr) -> Option<Host> {
-        let place = Place::of(ip)?;
-        if place == Place::GATE {
-            return Host::parse(GATE).ok();
+    /// The name that a synthetic address stands for in this sandbox; `None` for other addresses
+    /// and evicted names.
+    pub fn synthetic_name(&self, sandbox: &SandboxId, ip: IpAddr) -> Option<Host> {
+        let index = AddressIndex::from_ip(ip)?;
+        if index == AddressIndex::GATE {
+            return Host::parse(GATE_HOST).ok();
         }
-        let guest = self.guests().get(sandbox).map(Arc::clone)?;
-        guest.addresses().name(place).map(Host::Name)
+        let client_state = self.client_states().get(sandbox).map(Arc::clone)?;
+        client_state.addresses().name(index).map(Host::Name)
     }
 
-    /// Forgets a sandbox that is gone, once its sockets are no longer served.
+    /// Removes the state of a sandbox whose sockets are no longer served.
     pub fn forget(&self, sandbox: &SandboxId) {
-        self.guests().remove(sandbox);
+        self.client_states().remove(sandbox);
         self.labels.forget(sandbox);
     }
 
-    /// Forgets every sandbox that `gone` says is: on a shared network one may have asked for
-    /// names and sent nothing else.
+    /// Removes the state of every sandbox for which `gone` is true: on a shared network a sandbox
+    /// may have sent DNS queries and no other traffic.
     pub fn prune(&self, gone: impl Fn(&SandboxId) -> bool) {
-        let known: Vec<SandboxId> = self.guests().keys().cloned().collect();
+        let known: Vec<SandboxId> = self.client_states().keys().cloned().collect();
         for sandbox in known.iter().filter(|sandbox| gone(sandbox)) {
             self.forget(sandbox);
         }
     }
 
-    /// Answers one query; `None` where there is nothing to answer. Takes no longer than the
-    /// deadline. The event, where there is one, is to be written before the bytes go.
-    pub async fn answer(&self, asker: &Asker, query: &[u8], way: &Way) -> Option<Answered> {
+    /// Answers one query; `None` if the bytes deserve no answer. Takes no longer than the
+    /// deadline. The caller writes the event before it sends the bytes.
+    pub async fn answer(
+        &self,
+        client: &QueryClient,
+        query: &[u8],
+        context: &QueryContext,
+    ) -> Option<DnsResponse> {
         let deadline = Instant::now() + self.limits.deadline;
-        self.answer_by(deadline, asker, query, way).await
+        self.answer_by(deadline, client, query, context).await
     }
 
     async fn answer_by(
         &self,
         deadline: Instant,
-        asker: &Asker,
+        client: &QueryClient,
         query: &[u8],
-        way: &Way,
-    ) -> Option<Answered> {
+        context: &QueryContext,
+    ) -> Option<DnsResponse> {
         let began = Instant::now();
-        let asked = match message::read(query)? {
-            Ok(asked) => asked,
-            Err(fault) => return Some(self.answer_fault(asker, fault)),
+        let parsed = match message::parse(query)? {
+            Ok(parsed) => parsed,
+            Err(invalid) => return Some(self.answer_invalid(client, invalid)),
         };
-        let policy = (self.policy)(match asker {
-            Asker::Known(sandbox) => Some(sandbox),
-            Asker::Unknown(_) => None,
+        let policy = (self.policy)(match client {
+            QueryClient::Known(sandbox) => Some(sandbox),
+            QueryClient::Unknown(_) => None,
         });
-        let decision = match self.consider(asker, &asked, way, &policy) {
+        let decision = match self.decide_locally(client, &parsed, context, &policy) {
             Step::Settled(decision) => decision,
             Step::Forward(query_to_forward) => {
                 self.forward(query_to_forward, &policy.snapshot.settings, deadline)
@@ -269,116 +274,123 @@ impl Names {
             }
         };
         self.metrics
-            .count(decision.outcome, Some(asked.question.query_type));
-        let bytes = asked.write(&decision.reply, way.transport);
+            .count(decision.outcome, Some(parsed.question.query_type));
+        let bytes = parsed.write(&decision.reply, context.transport);
         let event = decision.record.map(|record| {
-            let mut event = event(asker, record);
+            let mut event = event(client, record);
             event.host = Some(
-                host(&asked.question.name)
-                    .map_or_else(|| asked.question.name.to_ascii(), |host| host.to_string()),
+                host(&parsed.question.name)
+                    .map_or_else(|| parsed.question.name.to_ascii(), |host| host.to_string()),
             );
-            event.method = Some(type_name(asked.question.query_type));
+            event.method = Some(type_name(parsed.question.query_type));
             let ms = began.elapsed().as_secs_f64() * 1000.0;
             event.ms.insert("dns", ms);
             event
         });
-        Some(Answered { bytes, event })
+        Some(DnsResponse { bytes, event })
     }
 
-    fn answer_fault(&self, asker: &Asker, fault: message::Fault) -> Answered {
-        let (fault, denial, outcome) = match asker {
-            Asker::Unknown(denial) => (
-                fault.with(ResponseCode::Refused),
+    fn answer_invalid(&self, client: &QueryClient, invalid: message::InvalidQuery) -> DnsResponse {
+        let (invalid, denial, outcome) = match client {
+            QueryClient::Unknown(denial) => (
+                invalid.with(ResponseCode::Refused),
                 denial.clone(),
-                Outcome::Unknown,
+                QueryOutcome::Unknown,
             ),
-            Asker::Known(_) => (
-                fault,
-                Denial::new(Reason::Framing, MESSAGE_RULE).saying("The query cannot be read."),
-                Outcome::Malformed,
+            QueryClient::Known(_) => (
+                invalid,
+                Denial::new(Reason::Framing, MESSAGE_RULE)
+                    .with_message("The DNS query is malformed."),
+                QueryOutcome::Malformed,
             ),
         };
         self.metrics.count(outcome, None);
-        Answered {
-            bytes: fault.write(),
-            event: Some(event(asker, Record::Denied(denial))),
+        DnsResponse {
+            bytes: invalid.write(),
+            event: Some(event(client, AuditVerdict::Denied(denial))),
         }
     }
 
-    /// All that can be decided without waiting for anybody.
-    fn consider(&self, asker: &Asker, asked: &Asked, way: &Way, policy: &NamePolicy) -> Step {
+    /// Decides as far as possible without an upstream query.
+    fn decide_locally(
+        &self,
+        client: &QueryClient,
+        parsed: &ParsedQuery,
+        context: &QueryContext,
+        policy: &NamePolicy,
+    ) -> Step {
         let settings = &policy.snapshot.settings;
-        let question = &asked.question;
+        let question = &parsed.question;
         let kind = question.query_type;
-        let sandbox = match asker {
-            Asker::Known(sandbox) => sandbox,
-            Asker::Unknown(denial) => {
-                return refuse(ResponseCode::Refused, denial.clone(), Outcome::Unknown);
+        let sandbox = match client {
+            QueryClient::Known(sandbox) => sandbox,
+            QueryClient::Unknown(denial) => {
+                return refuse(ResponseCode::Refused, denial.clone(), QueryOutcome::Unknown);
             }
         };
         if question.query_class != DNSClass::IN {
             return refuse(
                 ResponseCode::Refused,
                 Denial::new(Reason::DnsType, TYPE_RULE)
-                    .saying("Only queries of the class IN are answered."),
-                Outcome::Refused,
+                    .with_message("Only queries of the class IN are answered."),
+                QueryOutcome::Refused,
             );
         }
-        let Some(service) = Service::of(kind, way.mode, settings) else {
-            let denial = Denial::new(Reason::DnsType, TYPE_RULE).saying(format!(
+        let Some(answer_kind) = AnswerKind::of(kind, context.mode, settings) else {
+            let denial = Denial::new(Reason::DnsType, TYPE_RULE).with_message(format!(
                 "Queries of the type {} are not answered. Ask the operator to list it in \
                  egress.dns.extra_types.",
                 type_name(kind)
             ));
-            return refuse(ResponseCode::Refused, denial, Outcome::Refused);
+            return refuse(ResponseCode::Refused, denial, QueryOutcome::Refused);
         };
-        if service == Service::Reverse {
-            return self.name_of_address(sandbox, &question.name);
+        if answer_kind == AnswerKind::Reverse {
+            return self.answer_reverse(sandbox, &question.name);
         }
         let name = match host(&question.name) {
             Some(Host::Name(name)) => name,
             Some(Host::Ip(ip)) => {
                 let denial = Denial::new(Reason::IpLiteral, MESSAGE_RULE)
-                    .saying(format!("{ip} is an address and has no name records."));
-                return refuse(ResponseCode::NXDomain, denial, Outcome::Denied);
+                    .with_message(format!("{ip} is an address and has no name records."));
+                return refuse(ResponseCode::NXDomain, denial, QueryOutcome::Denied);
             }
             None => {
                 let denial = Denial::new(Reason::BadName, MESSAGE_RULE)
-                    .saying("The name is not one that a host can have.");
-                return refuse(ResponseCode::Refused, denial, Outcome::Denied);
+                    .with_message("The name is not a valid host name.");
+                return refuse(ResponseCode::Refused, denial, QueryOutcome::Denied);
             }
         };
-        // Names with a meaning of their own never leave, in neither mode.
-        if let Some((four, six)) = own_addresses(&name, way) {
+        // Names with a local meaning are never forwarded, in either mode.
+        if let Some((four, six)) = own_addresses(&name, context) {
             return local(kind, four, six);
         }
-        match way.mode {
+        match context.mode {
             DnsMode::Synthetic => {
-                if service == Service::Nothing {
+                if answer_kind == AnswerKind::Empty {
                     return empty(true);
                 }
-                let place = self.guest(sandbox).addresses().place(&name);
-                local(kind, Some(place.v4()), Some(place.v6()))
+                let index = self.client_state(sandbox).addresses().assign(&name);
+                local(kind, Some(index.v4()), Some(index.v6()))
             }
             DnsMode::Forward => {
                 let raise = |question: &Question| self.questions.raise(question);
-                judge(sandbox, name, service, kind, policy, raise)
+                decide_name(sandbox, name, answer_kind, kind, policy, raise)
             }
         }
     }
 
-    /// `PTR` for a synthetic address.
-    fn name_of_address(&self, sandbox: &SandboxId, name: &Name) -> Step {
-        let place = address_in(name).and_then(Place::of);
-        let Some(place) = place else {
+    /// Answers a `PTR` query for a synthetic address.
+    fn answer_reverse(&self, sandbox: &SandboxId, name: &Name) -> Step {
+        let index = address_in(name).and_then(AddressIndex::from_ip);
+        let Some(index) = index else {
             let denial = Denial::new(Reason::DnsType, TYPE_RULE)
-                .saying("Only addresses that the gate gave out have a name here.");
-            return refuse(ResponseCode::Refused, denial, Outcome::Refused);
+                .with_message("Only addresses that the gate assigned have a PTR record.");
+            return refuse(ResponseCode::Refused, denial, QueryOutcome::Refused);
         };
-        let known = if place == Place::GATE {
-            Some(GATE.to_owned())
+        let known = if index == AddressIndex::GATE {
+            Some(GATE_HOST.to_owned())
         } else {
-            let name = self.guest(sandbox).addresses().name(place);
+            let name = self.client_state(sandbox).addresses().name(index);
             name.map(|name| name.to_string())
         };
         let known = known.and_then(|name| wire_name(&name).ok());
@@ -387,98 +399,101 @@ impl Names {
         };
         Step::Settled(Decision {
             reply: Reply::with(vec![RData::PTR(PTR(known))], LOCAL_TTL),
-            outcome: Outcome::Local,
+            outcome: QueryOutcome::Local,
             record: None,
         })
     }
 
-    /// Asks an upstream about a name that was judged.
+    /// Resolves an allowed name at an upstream.
     async fn forward(
         &self,
         query_to_forward: ForwardedQuery,
         settings: &Settings,
         deadline: Instant,
     ) -> Decision {
-        let guest = self.guest(&query_to_forward.sandbox);
-        let case = Case {
+        let client_state = self.client_state(&query_to_forward.sandbox);
+        let context = ForwardContext {
             settings,
             labels: &self.labels,
-            guest: &guest,
+            client_state: &client_state,
             sandbox: &query_to_forward.sandbox,
             deadline,
         };
-        let forwarded = self
-            .forwarder
-            .resolve(case, &query_to_forward.name, query_to_forward.kind);
+        let forwarded =
+            self.forwarder
+                .resolve(context, &query_to_forward.name, query_to_forward.kind);
         let rule = query_to_forward.rule;
         match forwarded.await {
-            Forwarded::Found {
+            ForwardOutcome::Found {
                 records,
                 ttl,
                 cached,
             } => Decision {
                 reply: Reply::with(records, ttl),
                 outcome: if cached {
-                    Outcome::Cached
+                    QueryOutcome::Cached
                 } else {
-                    Outcome::Forwarded
+                    QueryOutcome::Forwarded
                 },
-                record: Some(Record::Allowed(rule, None)),
+                record: Some(AuditVerdict::Allowed(rule, None)),
             },
-            Forwarded::Empty { exists } => Decision {
+            ForwardOutcome::Empty { exists } => Decision {
                 reply: Reply::without(empty_code(exists), None),
-                outcome: Outcome::Empty,
-                record: Some(Record::Allowed(rule, None)),
+                outcome: QueryOutcome::Empty,
+                record: Some(AuditVerdict::Allowed(rule, None)),
             },
-            Forwarded::NameDenied(denial) => {
-                denied(ResponseCode::NXDomain, denial, Outcome::Denied)
+            ForwardOutcome::NameDenied(denial) => {
+                denied(ResponseCode::NXDomain, denial, QueryOutcome::Denied)
             }
-            // 'Does not exist' would hold for the other family of addresses too (RFC 8020).
-            Forwarded::AddressDenied(denial) => {
-                denied(ResponseCode::NoError, denial, Outcome::Denied)
+            // NXDOMAIN would apply to the other address family too (RFC 8020).
+            ForwardOutcome::AddressDenied(denial) => {
+                denied(ResponseCode::NoError, denial, QueryOutcome::Denied)
             }
-            Forwarded::Failed(error) => {
-                tracing::debug!(sandbox = %query_to_forward.sandbox, %error, "a name was not resolved");
+            ForwardOutcome::Failed(error) => {
+                let sandbox = &query_to_forward.sandbox;
+                tracing::debug!(%sandbox, %error, "dns query was not resolved upstream");
                 let reason = Some(error.reason());
                 Decision {
                     reply: Reply::without(ResponseCode::ServFail, reason),
-                    outcome: Outcome::Failed,
-                    record: Some(Record::Allowed(rule, reason)),
+                    outcome: QueryOutcome::Failed,
+                    record: Some(AuditVerdict::Allowed(rule, reason)),
                 }
             }
         }
     }
 
-    fn guest(&self, sandbox: &SandboxId) -> Arc<Guest> {
-        let mut guests = self.guests();
-        let guest = guests
+    fn client_state(&self, sandbox: &SandboxId) -> Arc<ClientState> {
+        let mut client_states = self.client_states();
+        let client_state = client_states
             .entry(sandbox.clone())
-            .or_insert_with(|| Arc::new(Guest::new(&self.limits)));
-        Arc::clone(guest)
+            .or_insert_with(|| Arc::new(ClientState::new(&self.limits)));
+        Arc::clone(client_state)
     }
 
-    /// Whose room a query takes.
-    fn guest_of(&self, asker: &Asker) -> Arc<Guest> {
-        match asker {
-            Asker::Known(sandbox) => self.guest(sandbox),
-            Asker::Unknown(_) => Arc::clone(&self.strangers),
+    /// The state that a query of this client counts against.
+    fn client_state_of(&self, client: &QueryClient) -> Arc<ClientState> {
+        match client {
+            QueryClient::Known(sandbox) => self.client_state(sandbox),
+            QueryClient::Unknown(_) => Arc::clone(&self.unknown_clients),
         }
     }
 
-    fn guests(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Guest>>> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    fn client_states(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<ClientState>>> {
+        self.client_states
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn event(asker: &Asker, record: Record) -> AuditEvent {
+fn event(client: &QueryClient, record: AuditVerdict) -> AuditEvent {
     let (verdict, reason, rule) = match record {
-        Record::Denied(denial) => (Word::Deny, Some(denial.reason), Some(denial.rule)),
-        Record::Allowed(rule, reason) => (Word::Allow, reason, rule),
+        AuditVerdict::Denied(denial) => (VerdictKind::Deny, Some(denial.reason), Some(denial.rule)),
+        AuditVerdict::Allowed(rule, reason) => (VerdictKind::Allow, reason, rule),
     };
     AuditEvent {
-        sandbox: match asker {
-            Asker::Known(sandbox) => Some(sandbox.clone()),
-            Asker::Unknown(_) => None,
+        sandbox: match client {
+            QueryClient::Known(sandbox) => Some(sandbox.clone()),
+            QueryClient::Unknown(_) => None,
         },
         port: Some(53),
         stage: Some("dns".to_owned()),
@@ -489,39 +504,40 @@ fn event(asker: &Asker, record: Record) -> AuditEvent {
     }
 }
 
-/// Reads `bytes` as a query, as an upstream's answer and as queries on a stream, and
-/// forgets what comes of it: for fuzzing, where only a panic or a hang is news.
-pub fn exercise(bytes: &[u8]) {
+/// Parses `bytes` as a query, as an upstream's answer and as queries on a stream, and drops the
+/// results: a fuzz target that looks for panics and hangs.
+pub fn fuzz_check(bytes: &[u8]) {
     let settings = Arc::new(Settings::default());
     let snapshot = Arc::new(PolicySnapshot::without_bundles(settings));
     let policy = NamePolicy::from(snapshot);
     let now = policy.clone();
-    let names = Names::new(
+    let server = NameServer::new(
         Box::new(move |_| now.clone()),
         Questions::default(),
-        Limits::default(),
+        DnsLimits::default(),
         DnsMetrics::default(),
     );
-    let Ok(sandbox) = SandboxId::parse("exercise") else {
+    let Ok(sandbox) = SandboxId::parse("fuzz") else {
         return;
     };
-    let asker = Asker::Known(sandbox);
+    let client = QueryClient::Known(sandbox);
     for mode in [DnsMode::Synthetic, DnsMode::Forward] {
         for transport in [Transport::Udp, Transport::Tcp] {
-            let way = Way {
+            let context = QueryContext {
                 transport,
                 mode,
                 gate: None,
             };
-            if let Some(Ok(asked)) = message::read(bytes)
-                && let Step::Settled(decision) = names.consider(&asker, &asked, &way, &policy)
+            if let Some(Ok(parsed)) = message::parse(bytes)
+                && let Step::Settled(decision) =
+                    server.decide_locally(&client, &parsed, &context, &policy)
             {
-                drop(asked.write(&decision.reply, transport));
+                drop(parsed.write(&decision.reply, transport));
             }
         }
     }
-    upstream::exercise(bytes);
-    serve::exercise(bytes);
+    upstream::fuzz_check(bytes);
+    serve::fuzz_check(bytes);
 }
 
 #[cfg(test)]

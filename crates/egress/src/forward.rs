@@ -1,6 +1,6 @@
-//! The last stage: a cleared request leaves, and its answer comes back.
+//! Forward stage: sends a cleared request upstream and returns the response.
 //!
-//! What was checked is what is sent: the request is built anew from the permit's target.
+//! The request is built anew from the permit's target, so that what was checked is what is sent.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -12,64 +12,64 @@ use hyper::body::Body;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use policy::allowlist::Target;
-use policy::answer::Answers;
-use policy::breaker::Outcome;
+use policy::answer::ApprovalAnswers;
+use policy::breaker::UpstreamOutcome;
 use policy::id::SandboxId;
 use policy::proof::Cleared;
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
 use crate::admission::Admission;
-use crate::body::{self, Content};
+use crate::body::{self, MessageBody};
 use crate::body_stream;
-use crate::dialer::{Arriving, DialError};
+use crate::dialer::{DialError, UpstreamBody};
 use crate::headers;
 use crate::in_flight::{Authorized, AuthorizedRequest, InFlight};
-use crate::message::{Handover, Message};
+use crate::message::{Handover, PipelineRequest};
 use crate::outgoing::{Outgoing, RequestParts};
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::request;
-use crate::request_cx::{Entering, RequestCx};
+use crate::request_cx::{PendingEntry, RequestCx};
 use crate::request_log::RequestLog;
 use crate::services::Services;
 use crate::splice;
 use crate::stage::Stage;
 use crate::websocket;
 
-/// What the client is answered with.
-pub enum Reply {
-    /// The gate's own words.
-    Ours(Response<Content>),
-    /// The upstream's.
-    Theirs(Response<Arriving>, InFlight),
-    /// The upstream's, looked at or changed as it passes.
-    Changed(Response<Content>, InFlight),
-    /// The upstream's, and from then on another protocol.
+/// The response to a client.
+pub enum ClientResponse {
+    /// A response of the gate itself.
+    Gate(Response<MessageBody>),
+    /// The upstream's response.
+    Upstream(Response<UpstreamBody>, InFlight),
+    /// The upstream's response, read or changed by a filter.
+    Changed(Response<MessageBody>, InFlight),
+    /// The upstream's 101, after which both sides speak another protocol.
     Upgraded(Box<Upgrade>),
 }
 
-/// Two ends that agreed to speak another protocol.
+/// Two connections that switched to another protocol.
 pub struct Upgrade {
-    response: Response<Content>,
-    client: Client,
+    response: Response<MessageBody>,
+    client: ClientUpgrade,
     upstream: TokioIo<Upgraded>,
-    live: InFlight,
+    in_flight: InFlight,
 }
 
 impl Upgrade {
-    /// Passes the answer on, and then everything that follows it. The record is written at
-    /// the end.
+    /// Returns the 101 and relays the bytes that follow. The record is written when the relay
+    /// ends.
     pub fn begin(
         self: Box<Self>,
         services: &Services,
-        trail: RequestLog,
-        patience: Duration,
-    ) -> Response<Content> {
+        log: RequestLog,
+        idle_timeout: Duration,
+    ) -> Response<MessageBody> {
         let Upgrade {
             response,
             client,
             upstream,
-            live,
+            in_flight,
         } = *self;
         services.spawn(async move {
             let (client, handover) = client;
@@ -79,82 +79,83 @@ impl Upgrade {
                         handover.done();
                     }
                     let client = TokioIo::new(client);
-                    splice::join(client, upstream, &trail.tally, &live, patience).await
+                    splice::join(client, upstream, &log.tally, &in_flight, idle_timeout).await
                 }
                 Err(error) => Err(std::io::Error::other(error)),
             };
             if let Err(error) = joined {
-                tracing::debug!(%error, "a conversation was cut");
+                tracing::debug!(%error, "upgraded connection failed");
             }
         });
         response
     }
 }
 
-/// What the upstream said to a request.
-enum Answered {
-    Theirs(Response<Arriving>),
-    Switched(Box<(Response<Content>, Client, TokioIo<Upgraded>)>),
+/// The upstream's response to a forwarded request.
+enum UpstreamReply {
+    Http(Response<UpstreamBody>),
+    Switched(Box<(Response<MessageBody>, ClientUpgrade, TokioIo<Upgraded>)>),
 }
 
-/// The client's end of a connection that may change its protocol.
-type Client = (OnUpgrade, Option<Handover>);
+/// The client's side of a connection that may upgrade.
+type ClientUpgrade = (OnUpgrade, Option<Handover>);
 
-/// A cleared request as it leaves, built anew from what was permitted, and in flight.
+/// A cleared request that is built, in flight and ready to send.
 pub struct PreparedRequest {
     cx: RequestCx,
     outgoing: Outgoing,
-    /// The client's end, where it asks for WebSocket.
-    upgrade: Option<Client>,
+    /// The client's side, if it requested WebSocket.
+    upgrade: Option<ClientUpgrade>,
     in_flight: InFlight,
     admission: Admission,
 }
 
-/// A request that is ready to leave, or one that waits because the rules changed at that moment.
+/// A prepared request, or one that is decided again because the rules just changed.
 #[expect(
     clippy::large_enum_variant,
-    reason = "most requests leave at once, and a box would be an allocation for each of them"
+    reason = "most requests are ready at once, and a box would cost each of them an allocation"
 )]
 pub enum Preparing {
-    /// It is ready.
+    /// The request is ready.
     Now(PreparedRequest),
-    /// It is made ready by this future.
-    Later(Pin<Box<dyn Future<Output = Result<PreparedRequest, Refusal>> + Send>>),
+    /// The future prepares the request.
+    Later(Pin<Box<dyn Future<Output = Result<PreparedRequest, RequestRefusal>> + Send>>),
 }
 
-/// Makes a cleared request ready to leave.
+/// Prepares a cleared request for sending.
 pub fn prepare(
     cx: RequestCx,
-    request: Cleared<Message, Admission>,
-    answers: &Answers,
-) -> Result<Preparing, Refusal> {
-    let (outgoing, target, admission, (upgrade, recorded)) = Outgoing::cleared(request, depart)?;
+    request: Cleared<PipelineRequest, Admission>,
+    answers: &ApprovalAnswers,
+) -> Result<Preparing, RequestRefusal> {
+    let (outgoing, target, admission, (upgrade, recorded)) =
+        Outgoing::cleared(request, build_outgoing)?;
     let authorized = Authorized::Request(Box::new(AuthorizedRequest {
         tls: outgoing.route().tls,
         target,
         recorded,
         answers: answers.clone(),
     }));
-    let leaving = move |cx, entered: Result<InFlight, Denial>| {
-        let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+    let prepared = move |cx, entered: Result<InFlight, Denial>| {
+        let in_flight = entered.map_err(|denial| RequestRefusal::new(Stage::Policy, denial))?;
         Ok(PreparedRequest::new(
             cx, outgoing, upgrade, in_flight, admission,
         ))
     };
     Ok(match cx.enter(authorized) {
-        Entering::Now(entered) => Preparing::Now(leaving(cx, entered)?),
-        Entering::Later(entering) => {
-            Preparing::Later(Box::pin(async move { leaving(cx, entering.await) }))
+        PendingEntry::Now(entered) => Preparing::Now(prepared(cx, entered)?),
+        PendingEntry::Later(entering) => {
+            Preparing::Later(Box::pin(async move { prepared(cx, entering.await) }))
         }
     })
 }
 
-/// Builds the request that leaves from what was permitted.
-fn depart(
-    message: Message,
+/// Builds the outgoing request from the permitted target.
+fn build_outgoing(
+    message: PipelineRequest,
     target: &Target,
-) -> Result<RequestParts<(Option<Client>, Recorded)>, Refusal> {
-    let Message {
+) -> Result<RequestParts<(Option<ClientUpgrade>, Recorded)>, RequestRefusal> {
+    let PipelineRequest {
         head,
         body,
         destination,
@@ -163,14 +164,14 @@ fn depart(
         credentials,
     } = message;
     let path = PathAndQuery::try_from(target.path.target()).map_err(|error| {
-        let denial = Denial::new(Reason::BadName, "names").because(error.to_string());
-        Refusal::new(Stage::Forward, denial)
+        let denial = Denial::new(Reason::BadName, "names").with_evidence(error.to_string());
+        RequestRefusal::new(Stage::Forward, denial)
     })?;
-    let upgrade = upgrade.filter(|_| websocket::is_asked_for(&head));
+    let upgrade = upgrade.filter(|_| websocket::is_requested(&head));
     if upgrade.is_some() && !body.is_empty() {
-        // The upstream is asked without a body: one must not get lost without a word.
-        let denial = request::framing("a request for WebSocket has no body");
-        return Err(Refusal::new(Stage::Forward, denial));
+        // The upgrade request is sent without a body: refuse instead of dropping one.
+        let denial = request::framing("a WebSocket request must not have a body");
+        return Err(RequestRefusal::new(Stage::Forward, denial));
     }
     let head = *head;
     let mut request = Request::new(body.into_content());
@@ -189,7 +190,7 @@ impl PreparedRequest {
     fn new(
         cx: RequestCx,
         outgoing: Outgoing,
-        upgrade: Option<Client>,
+        upgrade: Option<ClientUpgrade>,
         in_flight: InFlight,
         admission: Admission,
     ) -> Self {
@@ -208,8 +209,8 @@ impl PreparedRequest {
         }
     }
 
-    /// Sends it, and waits for the answer's head.
-    pub async fn send(self) -> Result<Reply, Refusal> {
+    /// Sends the request and waits for the response head.
+    pub async fn send(self) -> Result<ClientResponse, RequestRefusal> {
         let PreparedRequest {
             cx,
             outgoing,
@@ -218,15 +219,14 @@ impl PreparedRequest {
             admission,
         } = self;
         let (services, sandbox) = (&cx.services, cx.sandbox.id());
-        // The upstream may take its time, and the rules may change meanwhile.
+        // The rules may change while the upstream has not responded yet.
         let answered = async {
             match upgrade {
-                // Boxed, as is all that is seldom: a request's future is as large as its
-                // largest part, and is moved about.
+                // Boxed because it is rare: it would enlarge the future of every request.
                 Some(client) => Box::pin(send_upgrade(services, sandbox, outgoing, client)).await,
                 None => {
                     let sent = services.dialer().send(sandbox, outgoing).await;
-                    sent.map(|sent| Answered::Theirs(sent.response))
+                    sent.map(|sent| UpstreamReply::Http(sent.response))
                 }
             }
         };
@@ -234,40 +234,40 @@ impl PreparedRequest {
             answered = answered => Some(answered),
             () = in_flight.revoked() => None,
         };
-        // The upload may be cut first.
+        // A revocation may end the upload before it is seen here.
         let answered = answered.filter(|answered| answered.is_ok() || !in_flight.is_revoked());
         let Some(answered) = answered else {
             drop(admission);
-            let revoked = services.why_revoked(&cx.sandbox, in_flight);
-            return Err(Refusal::new(Stage::Policy, Box::pin(revoked).await));
+            let revoked = services.revocation_reason(&cx.sandbox, in_flight);
+            return Err(RequestRefusal::new(Stage::Policy, Box::pin(revoked).await));
         };
         match answered {
-            Ok(Answered::Theirs(mut response)) => {
+            Ok(UpstreamReply::Http(mut response)) => {
                 admission.settle(if response.status().is_server_error() {
-                    Outcome::Failure
+                    UpstreamOutcome::Failure
                 } else {
-                    Outcome::Success
+                    UpstreamOutcome::Success
                 });
                 headers::strip_hop_by_hop(response.headers_mut());
-                // Hyper writes the version that the client speaks.
+                // hyper writes the version of the client's connection.
                 *response.version_mut() = Version::default();
-                Ok(Reply::Theirs(response, in_flight))
+                Ok(ClientResponse::Upstream(response, in_flight))
             }
-            Ok(Answered::Switched(switched)) => {
+            Ok(UpstreamReply::Switched(switched)) => {
                 let (response, client, upstream) = *switched;
-                admission.settle(Outcome::Success);
-                Ok(Reply::Upgraded(Box::new(Upgrade {
+                admission.settle(UpstreamOutcome::Success);
+                Ok(ClientResponse::Upgraded(Box::new(Upgrade {
                     response,
                     client,
                     upstream,
-                    live: in_flight,
+                    in_flight,
                 })))
             }
             Err(error) => {
                 admission.settle(if error.counts_as_failure() {
-                    Outcome::Failure
+                    UpstreamOutcome::Failure
                 } else {
-                    Outcome::Abandoned
+                    UpstreamOutcome::Abandoned
                 });
                 Err(refusal(&error))
             }
@@ -275,15 +275,15 @@ impl PreparedRequest {
     }
 }
 
-/// Sends a request that asks for WebSocket, on a connection of its own.
+/// Sends a WebSocket request on a single-use connection.
 async fn send_upgrade(
     services: &Services,
     sandbox: &SandboxId,
     outgoing: Outgoing,
-    client: Client,
-) -> Result<Answered, DialError> {
+    client: ClientUpgrade,
+) -> Result<UpstreamReply, DialError> {
     let outgoing = outgoing.map(|mut request| {
-        websocket::ask(request.headers_mut());
+        websocket::request_upgrade(request.headers_mut());
         request.map(|_| body::empty())
     });
     let answer = services
@@ -293,19 +293,21 @@ async fn send_upgrade(
         .send(outgoing)
         .await?;
     let Some(upstream) = answer.io else {
-        return Ok(Answered::Theirs(answer.response));
+        return Ok(UpstreamReply::Http(answer.response));
     };
     let mut response = answer.response.map(|_| body::empty());
-    websocket::agree(response.headers_mut());
+    websocket::confirm_upgrade(response.headers_mut());
     *response.version_mut() = Version::default();
-    Ok(Answered::Switched(Box::new((response, client, upstream))))
+    Ok(UpstreamReply::Switched(Box::new((
+        response, client, upstream,
+    ))))
 }
 
-/// A failure of the other side, in words for the agent. What it says of the operator's
-/// network goes to the operator alone.
-pub fn refusal(error: &DialError) -> Refusal {
+/// The refusal for a dialer error. Details of the operator's network are evidence for the
+/// operator only.
+pub fn refusal(error: &DialError) -> RequestRefusal {
     let denial = Denial::new(error.reason(), "dialer")
-        .saying(error.to_string())
-        .because(error.evidence());
-    Refusal::new(Stage::Forward, denial)
+        .with_message(error.to_string())
+        .with_evidence(error.evidence());
+    RequestRefusal::new(Stage::Forward, denial)
 }

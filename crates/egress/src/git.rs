@@ -1,6 +1,6 @@
-//! Git over HTTP: pushes that are read before they leave, and what upstream has to compare them
-//! with.
+//! Git over HTTP: inspects pushes before they are forwarded, and queries upstream for the trees
+//! that a push is compared with.
 
-mod arriving;
+mod push_body;
 pub(crate) mod receive;
-pub(crate) mod upstream;
+pub(crate) mod upstream_trees;

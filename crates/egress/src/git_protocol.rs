@@ -1,11 +1,11 @@
-//! Git's wire formats: pkt-lines, pushes, packs up to their end, reports and advertisements.
-//! Nothing here touches a socket or decides anything.
+//! Git wire formats: pkt-lines, pushes, pack ends, push reports and ref advertisements. No
+//! sockets and no decisions here.
 
 pub mod advertisement;
-pub mod ask;
-pub mod intake;
-pub mod line;
 pub mod pack_end;
+pub mod pkt_line;
+pub mod protocol_v2;
 pub mod push;
+pub mod push_spooler;
 pub mod report;
 pub mod size;

@@ -1,4 +1,4 @@
-//! Which headers travel, and which end at the gate.
+//! Header rules: which headers are forwarded and which are removed.
 
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, AUTHORIZATION, CACHE_CONTROL, CONNECTION,
@@ -7,10 +7,10 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 
-/// What the sandbox may claim to be. It is checked and never leaves.
+/// The sandbox id that a client may claim. It is checked and never forwarded.
 pub const CONTAINER_ID: HeaderName = HeaderName::from_static("x-container-id");
 
-/// The version of git's protocol that a client speaks.
+/// The version of the git protocol that a client requests.
 pub const GIT_PROTOCOL: HeaderName = HeaderName::from_static("git-protocol");
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -18,8 +18,8 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// Between two neighbours only (RFC 9110, 7.6.1), and what older programs made of it.
-/// `Trailer` is none of them: hyper writes the trailers that it names, and no others.
+/// Hop-by-hop headers (RFC 9110, 7.6.1) and their older forms. `Trailer` stays: hyper writes only
+/// the trailers that it names.
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     KEEP_ALIVE,
@@ -32,7 +32,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     HTTP2_SETTINGS,
 ];
 
-/// What `Connection` cannot take away: who asks for what, and where a message ends.
+/// Headers that a client cannot remove through `Connection`: identity, content and framing.
 const PROTECTED: [HeaderName; 12] = [
     AUTHORIZATION,
     HOST,
@@ -48,13 +48,13 @@ const PROTECTED: [HeaderName; 12] = [
     CONTAINER_ID,
 ];
 
-/// What a request says to the gate alone.
-const TO_THE_GATE: [HeaderName; 3] = [HOST, EXPECT, CONTAINER_ID];
+/// Request headers for the gate only.
+const GATE_ONLY: [HeaderName; 3] = [HOST, EXPECT, CONTAINER_ID];
 
-/// Takes off what is between the client or the upstream and us.
+/// Removes the headers of the hop between the gate and its client or upstream.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = words(headers, &CONNECTION)
-        .filter_map(|word| HeaderName::try_from(word).ok())
+    let named: Vec<HeaderName> = list_items(headers, &CONNECTION)
+        .filter_map(|item| HeaderName::try_from(item).ok())
         .filter(|name| !PROTECTED.contains(name))
         .collect();
     remove(headers, |name| {
@@ -62,24 +62,28 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     });
 }
 
-/// Takes off what `goes`. A message has few headers: to go through them once is less work than
-/// to look for each of many names.
-fn remove(headers: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
-    let gone: Vec<HeaderName> = headers.keys().filter(|name| goes(name)).cloned().collect();
-    for name in &gone {
+/// Removes the headers that `is_removed` selects. One pass over the few headers of a message is
+/// cheaper than a lookup of each name.
+fn remove(headers: &mut HeaderMap, is_removed: impl Fn(&HeaderName) -> bool) {
+    let removed: Vec<HeaderName> = headers
+        .keys()
+        .filter(|name| is_removed(name))
+        .cloned()
+        .collect();
+    for name in &removed {
         headers.remove(name);
     }
 }
 
-/// Takes off what a request says to the gate alone, and puts the rest into the form that
-/// every version of HTTP carries.
+/// Removes hop-by-hop and gate-only headers, and puts the rest into a form that is valid in every
+/// version of HTTP.
 pub fn strip_request(headers: &mut HeaderMap) {
-    let trailers = words(headers, &TE).any(|word| word.eq_ignore_ascii_case("trailers"));
+    let trailers = list_items(headers, &TE).any(|item| item.eq_ignore_ascii_case("trailers"));
     strip_hop_by_hop(headers);
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    remove(headers, |name| TO_THE_GATE.contains(name));
+    remove(headers, |name| GATE_ONLY.contains(name));
     join_cookies(headers);
 }
 
@@ -90,8 +94,8 @@ pub fn as_sent(received: &HeaderMap) -> HeaderMap {
     sent
 }
 
-/// What a request may say that nobody in particular sends. Forges know more names for a
-/// token than anybody could list, so this is a list of what stays.
+/// Headers that an anonymous request keeps. This is an allowlist, because forges accept tokens in
+/// many headers.
 const ANONYMOUS: [HeaderName; 13] = [
     ACCEPT,
     ACCEPT_ENCODING,
@@ -108,12 +112,12 @@ const ANONYMOUS: [HeaderName; 13] = [
     USER_AGENT,
 ];
 
-/// Takes off everything that could say who asks.
+/// Removes every header that could identify or authenticate the client.
 pub fn make_anonymous(headers: &mut HeaderMap) {
     remove(headers, |name| !ANONYMOUS.contains(name));
 }
 
-/// HTTP/2 may split a cookie for compression; HTTP/1 has one line (RFC 9113, 8.2.3).
+/// Joins Cookie headers that HTTP/2 may split for compression (RFC 9113, 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     if headers.get_all(COOKIE).iter().nth(1).is_none() {
         return;
@@ -128,23 +132,23 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the client wants to speak WebSocket (RFC 6455, 4.1).
-pub fn asks_for_websocket(headers: &HeaderMap) -> bool {
+/// Whether the headers ask for an upgrade to WebSocket (RFC 6455, 4.1).
+pub fn requests_websocket(headers: &HeaderMap) -> bool {
     let has = |name: &HeaderName, wanted: &str| {
-        words(headers, name).any(|word| word.eq_ignore_ascii_case(wanted))
+        list_items(headers, name).any(|item| item.eq_ignore_ascii_case(wanted))
     };
     has(&CONNECTION, "upgrade") && has(&UPGRADE, "websocket")
 }
 
-/// The comma-separated words of every header called `name`.
-fn words<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+/// The comma-separated items of every header called `name`.
+fn list_items<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     headers
         .get_all(name)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
-        .filter(|word| !word.is_empty())
+        .filter(|item| !item.is_empty())
 }
 
 #[cfg(test)]
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_connection_names_goes_but_not_what_says_who_and_where() {
+    fn headers_named_by_connection_are_removed_except_protected_ones() {
         let mut all = headers(&[
             ("connection", "close, x-mine, Authorization, HOST"),
             ("connection", "content-length, X-Other"),
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_leaves_without_what_was_said_to_the_gate() {
+    fn strip_request_removes_gate_headers_and_joins_cookies() {
         let mut all = headers(&[
             ("x-container-id", "fix-1"),
             ("connection", "x-container-id, te"),
@@ -208,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_anonymous_request_says_nothing_of_who_sends_it() {
+    fn anonymous_request_keeps_only_listed_headers() {
         let mut all = headers(&[
             ("authorization", "Basic x"),
             ("cookie", "a=1"),
@@ -223,15 +227,15 @@ mod tests {
     }
 
     #[test]
-    fn a_websocket_is_asked_for_in_two_headers() {
-        let asks = |connection, upgrade| {
-            asks_for_websocket(&headers(&[
+    fn websocket_needs_both_connection_and_upgrade_headers() {
+        let requested = |connection, upgrade| {
+            requests_websocket(&headers(&[
                 ("connection", connection),
                 ("upgrade", upgrade),
             ]))
         };
-        assert!(asks("keep-alive, Upgrade", "WebSocket"));
-        assert!(!asks("keep-alive", "websocket"));
-        assert!(!asks("upgrade", "h2c"));
+        assert!(requested("keep-alive, Upgrade", "WebSocket"));
+        assert!(!requested("keep-alive", "websocket"));
+        assert!(!requested("upgrade", "h2c"));
     }
 }

@@ -1,11 +1,10 @@
-//! The first words of a connection: a TLS ClientHello, read whole however it is split, and
-//! left in place for who comes after.
+//! TLS ClientHello parser: detects TLS at the start of a connection, and replays every byte.
 //!
-//! A reader that stopped at the first segment, or at the first record, would let a client
-//! choose what the policy sees. So this one puts records and fragments together, takes
-//! nothing that can be read in two ways, and gives back every byte.
+//! A parser that stopped at the first segment or the first record would let a client choose what
+//! the policy sees. So this one joins records and fragments, refuses everything ambiguous, and
+//! replays every byte to the next reader.
 //!
-//! **Never here:** a handshake. What terminates TLS reads the same bytes again.
+//! **Never here:** a handshake. The TLS server reads the same bytes again.
 
 #[cfg(test)]
 mod tests;
@@ -19,132 +18,134 @@ use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-use crate::pieces::Pieces;
+use crate::chunked_reader::ChunkedReader;
 
-/// The most that is read for a ClientHello. With post-quantum keys it has about 2 KiB.
-const LONGEST: usize = 64 * 1024;
+/// Longest ClientHello that is read. With post-quantum keys it has about 2 KiB.
+const MAX_HELLO: usize = 64 * 1024;
 
-/// Bytes for the first read: most hellos fit.
+/// Buffer size of the first read: most hellos fit.
 const FIRST_READ: usize = 2 * 1024;
 
-/// The most extensions of a hello. Browsers send about twenty.
-const MOST_EXTENSIONS: usize = 128;
+/// Most extensions of a hello. Browsers send about twenty.
+const MAX_EXTENSIONS: usize = 128;
 
-/// The most protocols of a hello.
-const MOST_PROTOCOLS: usize = 32;
+/// Most ALPN protocols of a hello.
+const MAX_PROTOCOLS: usize = 32;
 
-/// The longest name of a server (RFC 1035, section 2.3.4).
-const LONGEST_NAME: usize = 255;
+/// Longest server name (RFC 1035, section 2.3.4).
+const MAX_SERVER_NAME: usize = 255;
 
-/// The record type of a handshake (RFC 8446, section 5.1). No HTTP/1 message begins so.
+/// The record type of a handshake (RFC 8446, section 5.1). No HTTP/1 message starts with it.
 const HANDSHAKE: u8 = 0x16;
 
-/// The handshake type (RFC 8446, section 4).
+/// The handshake type of a ClientHello (RFC 8446, section 4).
 const CLIENT_HELLO: u8 = 1;
 
-/// The most that a record carries (RFC 8446, section 5.1).
-const LONGEST_RECORD: usize = 1 << 14;
+/// Longest payload of a record (RFC 8446, section 5.1).
+const MAX_RECORD: usize = 1 << 14;
 
-/// Extensions: RFC 6066, RFC 7301 and RFC 9849.
+/// Extension types: RFC 6066, RFC 7301 and RFC 9849.
 const SERVER_NAME: u16 = 0;
 const PROTOCOLS: u16 = 16;
 const ENCRYPTED_HELLO: u16 = 0xfe0d;
 
-/// How a connection begins.
+/// The protocol that a connection starts with.
 #[derive(Debug)]
-pub enum ConnectionInfo<IO> {
-    /// With TLS.
+pub enum ConnectionStart<IO> {
+    /// TLS.
     Tls {
-        /// What the client asks for.
+        /// The ClientHello.
         hello: Hello,
         /// The connection, from its first byte.
-        io: Replay<IO>,
+        io: ReplayStream<IO>,
     },
-    /// With something else. It may be HTTP/1.
+    /// Another protocol, which may be HTTP/1.
     Plain {
         /// The connection, from its first byte.
-        io: Replay<IO>,
+        io: ReplayStream<IO>,
     },
 }
 
-/// What a ClientHello says, as it says it: nothing is normalised.
+/// The fields of a ClientHello, not normalised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
-    /// The name that the client wants to talk to: visible ASCII, at most 255 bytes.
+    /// The server name: visible ASCII, at most 255 bytes.
     pub server_name: Option<String>,
-    /// The protocols that the client offers, in its order. None of them is empty.
+    /// The ALPN protocols in the client's order. None of them is empty.
     pub alpn: Vec<Vec<u8>>,
-    /// Whether there is an encrypted hello inside, or a decoy of one.
+    /// Whether the hello has an encrypted ClientHello (ECH) or a GREASE one.
     pub has_ech: bool,
 }
 
-/// Why a connection that begins like TLS is not taken for it.
+/// Why the start of a connection was refused.
 #[derive(Debug, Error)]
 pub enum BadHello {
     /// The connection failed.
-    #[error("the connection failed before its TLS hello was whole: {0}")]
+    #[error("the connection failed before its TLS hello was complete: {0}")]
     Io(#[from] io::Error),
-    /// The client closed.
-    #[error("the connection ended before its TLS hello was whole")]
+    /// The client closed the connection.
+    #[error("the connection ended before its TLS hello was complete")]
     Cut,
-    /// A limit of ours.
-    #[error("the TLS hello is longer than {LONGEST} bytes")]
+    /// The hello exceeds the gate's limit.
+    #[error("the TLS hello is longer than {MAX_HELLO} bytes")]
     TooLong,
-    /// A first byte that neither TLS nor text begins with.
-    #[error("the connection begins with SSL 2 or a protocol that the gate does not know; use TLS")]
+    /// The first byte is neither TLS nor ASCII.
+    #[error("the connection starts with SSL 2 or an unknown protocol; use TLS")]
     NotTls,
     /// RFC 8446, section 5.1.
     #[error("a record of the TLS hello is not a handshake record of a valid length")]
     Record,
     /// RFC 8446, section 4.1.2.
-    #[error("the TLS handshake does not begin with a ClientHello")]
+    #[error("the TLS handshake does not start with a ClientHello")]
     NotHello,
-    /// RFC 8446, section 5.1: nothing can follow before the server answered.
-    #[error("the TLS hello is followed by more in the same record")]
+    /// RFC 8446, section 5.1: no data may follow before the server's answer.
+    #[error("the TLS hello is followed by other data in the same record")]
     Trailing,
     /// RFC 8446, section 4.1.2.
     #[error("the TLS hello is malformed")]
     Malformed,
     /// RFC 8446, section 4.2.
-    #[error("the TLS hello has an extension twice, or more extensions than the gate reads")]
+    #[error("the TLS hello has a duplicate extension, or more than {MAX_EXTENSIONS} extensions")]
     Extensions,
     /// RFC 6066, section 3.
     #[error("the server name in the TLS hello is not exactly one host name")]
     ServerName,
     /// RFC 7301, section 3.1.
-    #[error("the list of protocols in the TLS hello is malformed or longer than the gate reads")]
+    #[error(
+        "the ALPN list in the TLS hello is malformed or has more than {MAX_PROTOCOLS} protocols"
+    )]
     Protocols,
 }
 
-/// Reads how `io` begins, after the bytes that were read from it `already`. It waits as long
-/// as the client does: the caller sets a time-out.
-pub async fn open<IO: AsyncRead + Unpin>(
+/// Reads the start of `io`, after the bytes that were read from it `already`. The caller sets a
+/// timeout.
+pub async fn read_start<IO: AsyncRead + Unpin>(
     mut io: IO,
     already: Bytes,
-) -> Result<ConnectionInfo<IO>, BadHello> {
+) -> Result<ConnectionStart<IO>, BadHello> {
     let mut bytes = BytesMut::from(already);
-    let mut message = Message::default();
+    let mut message = HandshakeMessage::default();
     loop {
         match bytes.first() {
             Some(&HANDSHAKE) => {
-                let readable = bytes.get(..LONGEST).unwrap_or(&bytes);
-                if let Some(hello) = message.read_on(readable)? {
-                    let io = Replay::new(io, bytes.freeze());
-                    return Ok(ConnectionInfo::Tls { hello, io });
+                let readable = bytes.get(..MAX_HELLO).unwrap_or(&bytes);
+                if let Some(hello) = message.advance(readable)? {
+                    let io = ReplayStream::new(io, bytes.freeze());
+                    return Ok(ConnectionStart::Tls { hello, io });
                 }
             }
             Some(first) if first.is_ascii() => {
-                let io = Replay::new(io, bytes.freeze());
-                return Ok(ConnectionInfo::Plain { io });
+                let io = ReplayStream::new(io, bytes.freeze());
+                return Ok(ConnectionStart::Plain { io });
             }
             Some(_) => return Err(BadHello::NotTls),
             None => bytes.reserve(FIRST_READ),
         }
-        let left = LONGEST.saturating_sub(bytes.len());
+        let left = MAX_HELLO.saturating_sub(bytes.len());
         if left == 0 {
             return Err(BadHello::TooLong);
         }
-        // `take` keeps what is recorded within its bound.
+        // `take` limits the recorded bytes.
         let left = u64::try_from(left).unwrap_or_default();
         if (&mut io).take(left).read_buf(&mut bytes).await? == 0 {
             return Err(BadHello::Cut);
@@ -152,35 +153,35 @@ pub async fn open<IO: AsyncRead + Unpin>(
     }
 }
 
-/// A connection that first gives back what was read from it.
+/// A connection that first replays the bytes that were read from it.
 #[derive(Debug)]
-pub struct Replay<IO> {
+pub struct ReplayStream<IO> {
     io: IO,
     recorded: Bytes,
 }
 
-impl<IO> Replay<IO> {
-    /// `io`, with `recorded` before the rest of it.
+impl<IO> ReplayStream<IO> {
+    /// Replays `recorded` before the rest of `io`.
     pub fn new(io: IO, recorded: Bytes) -> Self {
         Self { io, recorded }
     }
 
-    /// The connection, and what of the recorded bytes was not read again.
+    /// The connection, and the recorded bytes that were not read again.
     pub fn into_inner(self) -> (IO, Bytes) {
         (self.io, self.recorded)
     }
 }
 
-impl<IO: AsyncRead + Unpin> Replay<IO> {
-    /// Resolves when the client has left. What it sends meanwhile is recorded, up to a bound; a
-    /// client that sends more is not watched any further.
-    pub async fn left(&mut self) {
+impl<IO: AsyncRead + Unpin> ReplayStream<IO> {
+    /// Resolves when the client has closed the connection. Bytes that arrive meanwhile are
+    /// recorded, up to a limit; after the limit the future never resolves.
+    pub async fn client_closed(&mut self) {
         let mut piece = BytesMut::new();
-        while self.recorded.len() < LONGEST {
+        while self.recorded.len() < MAX_HELLO {
             piece.reserve(FIRST_READ);
             match self.io.read_buf(&mut piece).await {
                 Ok(0) | Err(_) => return,
-                // Before the next wait, in which this future may be dropped.
+                // Stored before the next await, at which this future may be dropped.
                 Ok(_) => {
                     let mut recorded = BytesMut::from(std::mem::take(&mut self.recorded));
                     recorded.extend_from_slice(&piece.split());
@@ -192,7 +193,7 @@ impl<IO: AsyncRead + Unpin> Replay<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Replay<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for ReplayStream<IO> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -206,14 +207,14 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Replay<IO> {
         buf.put_slice(this.recorded.get(..length).unwrap_or_default());
         this.recorded.advance(length);
         if this.recorded.is_empty() {
-            // An empty rest would keep the memory of the whole.
+            // An empty slice would keep the whole buffer allocated.
             this.recorded = Bytes::new();
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Replay<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for ReplayStream<IO> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -243,20 +244,20 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Replay<IO> {
     }
 }
 
-/// The first handshake message, put together from its records.
+/// The first handshake message, joined from its records.
 #[derive(Debug, Default)]
-struct Message {
-    /// What the whole records carry.
+struct HandshakeMessage {
+    /// The payload of the complete records.
     bytes: Vec<u8>,
-    /// Where the next record begins.
+    /// The offset of the next record.
     at: usize,
 }
 
-impl Message {
-    /// Reads on in the connection's first bytes. What the message says, once it is whole.
-    fn read_on(&mut self, bytes: &[u8]) -> Result<Option<Hello>, BadHello> {
+impl HandshakeMessage {
+    /// Continues in the connection's first bytes. Returns the hello once it is complete.
+    fn advance(&mut self, bytes: &[u8]) -> Result<Option<Hello>, BadHello> {
         loop {
-            let mut rest = Fields(bytes.get(self.at..).unwrap_or_default());
+            let mut rest = Cursor(bytes.get(self.at..).unwrap_or_default());
             let Some(length) = rest.record()? else {
                 return Ok(None);
             };
@@ -265,7 +266,7 @@ impl Message {
             };
             self.bytes.extend_from_slice(payload);
             self.at += RECORD_HEADER + length;
-            let mut message = Fields(&self.bytes);
+            let mut message = Cursor(&self.bytes);
             match message.number(1) {
                 Some(kind) if kind == usize::from(CLIENT_HELLO) => {}
                 Some(_) | None => return Err(BadHello::NotHello),
@@ -273,7 +274,7 @@ impl Message {
             let Some(length) = message.number(3) else {
                 continue;
             };
-            if length > LONGEST {
+            if length > MAX_HELLO {
                 return Err(BadHello::TooLong);
             }
             match message.0.len() {
@@ -289,7 +290,7 @@ const RECORD_HEADER: usize = 5;
 
 impl Hello {
     /// RFC 8446, section 4.1.2.
-    fn read(mut message: Fields<'_>) -> Result<Self, BadHello> {
+    fn read(mut message: Cursor<'_>) -> Result<Self, BadHello> {
         let mut head = || {
             let version = message.number(2)?;
             let _random = message.take(32)?;
@@ -301,9 +302,9 @@ impl Hello {
                 && suites.0.len() >= 2
                 && suites.0.len().is_multiple_of(2)
                 && !compression.0.is_empty();
-            // TLS 1.2 and before: a hello may end here.
+            // Up to TLS 1.2 a hello may end here.
             let extensions = match message.0.is_empty() {
-                true => Fields(&[]),
+                true => Cursor(&[]),
                 false => message.vector(2)?,
             };
             (valid && message.0.is_empty()).then_some(extensions)
@@ -314,7 +315,7 @@ impl Hello {
         while !extensions.0.is_empty() {
             let kind = extensions.number(2).ok_or(BadHello::Malformed)?;
             let data = extensions.vector(2).ok_or(BadHello::Malformed)?;
-            if seen.contains(&kind) || seen.len() == MOST_EXTENSIONS {
+            if seen.contains(&kind) || seen.len() == MAX_EXTENSIONS {
                 return Err(BadHello::Extensions);
             }
             seen.push(kind);
@@ -329,26 +330,26 @@ impl Hello {
     }
 }
 
-fn server_name(mut data: Fields<'_>) -> Result<String, BadHello> {
+fn server_name(mut data: Cursor<'_>) -> Result<String, BadHello> {
     let mut name = || {
         let mut names = data.vector(2)?;
         let kind = names.number(1)?;
         let name = names.vector(2)?;
-        let alone = kind == 0 && names.0.is_empty() && data.0.is_empty();
-        let sane =
-            (1..=LONGEST_NAME).contains(&name.0.len()) && name.0.iter().all(u8::is_ascii_graphic);
-        (alone && sane).then_some(name.0)
+        let is_single = kind == 0 && names.0.is_empty() && data.0.is_empty();
+        let is_valid = (1..=MAX_SERVER_NAME).contains(&name.0.len())
+            && name.0.iter().all(u8::is_ascii_graphic);
+        (is_single && is_valid).then_some(name.0)
     };
     let name = name().ok_or(BadHello::ServerName)?;
     String::from_utf8(name.to_vec()).map_err(|_| BadHello::ServerName)
 }
 
-fn protocols(mut data: Fields<'_>) -> Result<Vec<Vec<u8>>, BadHello> {
+fn protocols(mut data: Cursor<'_>) -> Result<Vec<Vec<u8>>, BadHello> {
     let mut list = data.vector(2).ok_or(BadHello::Protocols)?;
     let mut protocols = Vec::new();
     while !list.0.is_empty() {
         let protocol = list.vector(1).ok_or(BadHello::Protocols)?;
-        if protocol.0.is_empty() || protocols.len() == MOST_PROTOCOLS {
+        if protocol.0.is_empty() || protocols.len() == MAX_PROTOCOLS {
             return Err(BadHello::Protocols);
         }
         protocols.push(protocol.0.to_vec());
@@ -359,15 +360,15 @@ fn protocols(mut data: Fields<'_>) -> Result<Vec<Vec<u8>>, BadHello> {
     Ok(protocols)
 }
 
-/// Bytes that are read from the front: numbers, and what numbers announce.
+/// A cursor over integers and length-prefixed vectors.
 #[derive(Debug)]
-struct Fields<'a>(&'a [u8]);
+struct Cursor<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
-    /// The length of a handshake record, once its header is whole. What is wrong with the
-    /// part of the header that is there is said at once.
+impl<'a> Cursor<'a> {
+    /// The length of a handshake record, once its header is complete. An error in an incomplete
+    /// header is reported at once.
     fn record(&mut self) -> Result<Option<usize>, BadHello> {
-        // The version is frozen and to be ignored, but every one begins with 3.
+        // The version is frozen and ignored, but its first byte is always 3.
         match self.0 {
             [] | [HANDSHAKE] | [HANDSHAKE, 3, ..] => {}
             _ => return Err(BadHello::Record),
@@ -376,7 +377,7 @@ impl<'a> Fields<'a> {
             return Ok(None);
         }
         match self.number(2) {
-            Some(length) if !(1..=LONGEST_RECORD).contains(&length) => Err(BadHello::Record),
+            Some(length) if !(1..=MAX_RECORD).contains(&length) => Err(BadHello::Record),
             length => Ok(length),
         }
     }
@@ -387,47 +388,47 @@ impl<'a> Fields<'a> {
         Some(taken)
     }
 
-    /// A number of so many bytes, at most three.
+    /// A big-endian integer of at most three bytes.
     fn number(&mut self, bytes: usize) -> Option<usize> {
         let number = |sum, byte: &u8| (sum << 8) | usize::from(*byte);
         Some(self.take(bytes)?.iter().fold(0, number))
     }
 
-    /// What follows a length of so many bytes.
+    /// A vector whose length prefix has this many bytes.
     fn vector(&mut self, bytes: usize) -> Option<Self> {
         let length = self.number(bytes)?;
         self.take(length).map(Self)
     }
 }
 
-/// For a fuzzer: whatever comes, however it is split, the same is read, and every byte is
-/// given back.
-pub fn exercise(bytes: &[u8]) {
+/// Fuzz target: the result does not depend on how the bytes are split, and every byte is
+/// replayed.
+pub fn fuzz_check(bytes: &[u8]) {
     let whole = outcome(bytes, usize::MAX, 0);
     for (step, already) in [(1, 0), (3, 0), (7, bytes.len() / 2), (1, bytes.len())] {
         let split = outcome(bytes, step, already);
-        assert_eq!(whole, split, "in steps of {step}, after {already}");
+        assert_eq!(whole, split, "in pieces of {step}, after {already}");
     }
 }
 
-/// What these bytes are taken for, when so many were read already and the others come in
-/// steps.
+/// The result for these bytes, if `already` of them were read before and the others arrive in
+/// pieces of `step` bytes.
 fn outcome(bytes: &[u8], step: usize, already: usize) -> Result<Option<Hello>, String> {
     let (first, rest) = bytes.split_at(already);
-    let pieces = Pieces { rest, step };
+    let pieces = ChunkedReader { rest, step };
     let mut cx = Context::from_waker(Waker::noop());
-    let connection_info = pin!(open(pieces, Bytes::copy_from_slice(first)));
-    let (hello, mut io) = match connection_info.poll(&mut cx) {
-        Poll::Ready(Ok(ConnectionInfo::Tls { hello, io })) => (Some(hello), io),
-        Poll::Ready(Ok(ConnectionInfo::Plain { io })) => (None, io),
+    let start = pin!(read_start(pieces, Bytes::copy_from_slice(first)));
+    let (hello, mut io) = match start.poll(&mut cx) {
+        Poll::Ready(Ok(ConnectionStart::Tls { hello, io })) => (Some(hello), io),
+        Poll::Ready(Ok(ConnectionStart::Plain { io })) => (None, io),
         Poll::Ready(Err(error)) => return Err(error.to_string()),
-        Poll::Pending => return Err("it waits for what is there".into()),
+        Poll::Pending => return Err("a read is pending although bytes are available".into()),
     };
     let mut replayed = Vec::new();
     match pin!(io.read_to_end(&mut replayed)).poll(&mut cx) {
-        Poll::Ready(Ok(_)) => assert!(replayed == bytes, "not the same bytes"),
+        Poll::Ready(Ok(_)) => assert!(replayed == bytes, "the replayed bytes differ"),
         Poll::Ready(Err(error)) => return Err(error.to_string()),
-        Poll::Pending => return Err("it waits for what is there".into()),
+        Poll::Pending => return Err("a read is pending although bytes are available".into()),
     }
     Ok(hello)
 }

@@ -1,4 +1,4 @@
-//! Names for requests.
+//! Generator of request ids.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,61 +6,61 @@ use policy::clock::UnixMillis;
 use policy::id::RequestId;
 use rustls::crypto::SecureRandom;
 
-/// So many bytes of randomness are fetched at once: to ask the processor for a few costs as
-/// much as a stage of the pipeline.
-const STOCK: usize = 1024;
+/// Random bytes that are generated at once: generating a few at a time would cost as much as a
+/// stage of the pipeline.
+const POOL_SIZE: usize = 1024;
 
-/// What an id takes of them.
-const EACH: usize = 10;
+/// Random bytes per id.
+const BYTES_PER_ID: usize = 10;
 
-/// Makes ids that nobody can foresee.
+/// Generates unpredictable request ids.
 #[derive(Debug)]
-pub struct Ids {
+pub struct RequestIds {
     random: &'static dyn SecureRandom,
-    stock: Mutex<Stock>,
+    pool: Mutex<RandomPool>,
 }
 
 #[derive(Debug)]
-struct Stock {
-    bytes: [u8; STOCK],
-    /// Those before this are used up.
+struct RandomPool {
+    bytes: [u8; POOL_SIZE],
+    /// Bytes before this offset are used up.
     used: usize,
 }
 
-impl Ids {
-    /// Ids made of `random`.
+impl RequestIds {
+    /// Creates a generator with this source of randomness.
     pub fn new(random: &'static dyn SecureRandom) -> Self {
-        let stock = Stock {
-            bytes: [0; STOCK],
-            used: STOCK,
+        let pool = RandomPool {
+            bytes: [0; POOL_SIZE],
+            used: POOL_SIZE,
         };
         Self {
             random,
-            stock: Mutex::new(stock),
+            pool: Mutex::new(pool),
         }
     }
 
-    /// A name for what begins at `now`.
+    /// The id of a request that starts at `now`.
     pub fn next(&self, now: UnixMillis) -> RequestId {
         let mut random = [0; 16];
-        if let (Some(taken), Some(low)) = (self.take(), random.first_chunk_mut::<EACH>()) {
+        if let (Some(taken), Some(low)) = (self.take(), random.first_chunk_mut::<BYTES_PER_ID>()) {
             *low = taken;
         }
         let millis = u64::try_from(now.get()).unwrap_or_default();
         RequestId::new(millis, u128::from_le_bytes(random))
     }
 
-    /// Without randomness ids are no longer told apart by it, and nothing else depends on
-    /// them: requests go on.
-    fn take(&self) -> Option<[u8; EACH]> {
-        let mut stock = self.stock.lock().unwrap_or_else(PoisonError::into_inner);
-        if stock.used + EACH > STOCK {
-            self.random.fill(&mut stock.bytes).ok()?;
-            stock.used = 0;
+    /// Takes random bytes for one id. If the source fails, ids are not unique any more, but
+    /// requests are still served: nothing else depends on the ids.
+    fn take(&self) -> Option<[u8; BYTES_PER_ID]> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.used + BYTES_PER_ID > POOL_SIZE {
+            self.random.fill(&mut pool.bytes).ok()?;
+            pool.used = 0;
         }
-        let used = stock.used;
-        stock.used += EACH;
-        stock.bytes.get(used..)?.first_chunk().copied()
+        let used = pool.used;
+        pool.used += BYTES_PER_ID;
+        pool.bytes.get(used..)?.first_chunk().copied()
     }
 }
 
@@ -73,28 +73,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_requests_of_a_moment_have_one_name() {
-        let ids = Ids::new(rustls::crypto::aws_lc_rs::default_provider().secure_random);
+    fn ids_of_the_same_millisecond_are_unique() {
+        let ids = RequestIds::new(rustls::crypto::aws_lc_rs::default_provider().secure_random);
         let now = UnixMillis::new(1_700_000_000_000);
         let made: HashSet<_> = (0..2000).map(|_| ids.next(now)).collect();
         assert_eq!(made.len(), 2000);
         let first = RequestId::new(1_700_000_000_000, 0).to_string();
-        let in_time = |id: &RequestId| id.to_string().starts_with(&first[..10]);
-        assert!(made.iter().all(in_time));
+        let has_time = |id: &RequestId| id.to_string().starts_with(&first[..10]);
+        assert!(made.iter().all(has_time));
     }
 
     #[derive(Debug)]
-    struct Dry;
+    struct FailingRandom;
 
-    impl SecureRandom for Dry {
+    impl SecureRandom for FailingRandom {
         fn fill(&self, _: &mut [u8]) -> Result<(), GetRandomFailed> {
             Err(GetRandomFailed)
         }
     }
 
     #[test]
-    fn without_randomness_there_are_still_names() {
-        let ids = Ids::new(&Dry);
+    fn failing_random_source_still_gives_ids() {
+        let ids = RequestIds::new(&FailingRandom);
         assert_eq!(ids.next(UnixMillis::new(7)), RequestId::new(7, 0));
     }
 }

@@ -1,7 +1,7 @@
-//! Requests in flight, and how they end when the rules change under them.
+//! Requests in flight, which a reload checks again and may revoke.
 //!
-//! A download or a WebSocket can outlive the rule that allowed it. Each holds an [`InFlight`],
-//! and a reload decides about all of them again.
+//! A download or a WebSocket can outlive the rule that allowed it. Each holds an [`InFlight`], and
+//! a reload decides about each of them again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use atomic_waker::AtomicWaker;
 use config::section::git::MirrorSettings;
 use decide::subject::Recorded;
 use policy::allowlist::Target;
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::host::Host;
 
 /// All requests of one sandbox that are in flight.
@@ -23,68 +23,68 @@ pub struct InFlightSet {
     requests: Mutex<HashMap<u64, Arc<Entry>, foldhash::fast::RandomState>>,
 }
 
-/// One of them.
+/// A request in flight.
 #[derive(Debug)]
 struct Entry {
     authorized: Authorized,
     revoked: AtomicBool,
-    /// The answer, and the upload.
+    /// The tasks of the response and the upload.
     wakers: [AtomicWaker; 2],
-    /// How many of them hold it.
+    /// Number of halves that hold the entry.
     holders: AtomicUsize,
 }
 
-/// What was allowed, with what a recheck needs.
+/// What was allowed, with the data for a recheck.
 #[derive(Clone, Debug)]
 pub enum Authorized {
     /// A request.
     Request(Box<AuthorizedRequest>),
-    /// A connection that passes unread.
+    /// A TLS passthrough connection.
     Passthrough(Box<AuthorizedConnection>),
-    /// Something of a mirror, as the operator configured it then.
+    /// A request to a mirror, with the mirror's settings at that time.
     Mirror(Box<MirrorSettings>),
-    /// Something that waits for the operator's answer. The task that waits decides it anew.
+    /// A request that waits for an approval; its own task decides about it again.
     Held,
 }
 
 /// A request that was allowed.
 #[derive(Clone, Debug)]
 pub struct AuthorizedRequest {
-    /// What it wants.
+    /// The target.
     pub target: Target,
-    /// Whether over TLS.
+    /// Whether TLS is used.
     pub tls: bool,
-    /// What a recheck needs.
+    /// The parts of the decision that a recheck needs.
     pub recorded: Recorded,
-    /// The answers it was given.
-    pub answers: Answers,
+    /// The operator's answers.
+    pub answers: ApprovalAnswers,
 }
 
-/// A connection that was allowed to pass unread.
+/// A TLS passthrough connection that was allowed.
 #[derive(Clone, Debug)]
 pub struct AuthorizedConnection {
     /// The host.
     pub host: Host,
     /// The port.
     pub port: u16,
-    /// The program, where it is known.
+    /// The program, if known.
     pub program: Option<String>,
-    /// What a recheck needs.
+    /// The parts of the decision that a recheck needs.
     pub recorded: Recorded,
-    /// The answers it was given.
-    pub answers: Answers,
+    /// The operator's answers.
+    pub answers: ApprovalAnswers,
 }
 
-/// Whoever holds it is in flight. Dropped at the end.
+/// Handle of a request in flight. Dropping the last handle ends the entry.
 #[derive(Debug)]
 pub struct InFlight {
     entry: Arc<Entry>,
     number: u64,
-    among: Arc<InFlightSet>,
+    set: Arc<InFlightSet>,
     half: Half,
 }
 
-/// Which half of a request holds it.
+/// The half of a request that holds a handle.
 #[derive(Clone, Copy, Debug)]
 enum Half {
     Answer,
@@ -92,8 +92,8 @@ enum Half {
 }
 
 impl InFlightSet {
-    /// Notes that a request is in flight. What decided it looks at registry and rules once more
-    /// afterwards: see [`RequestCx::enter`](crate::request_cx::RequestCx::enter).
+    /// Adds a request in flight. The caller checks registry and rules once more afterwards: see
+    /// [`RequestCx::enter`](crate::request_cx::RequestCx::enter).
     pub(crate) fn enter(self: &Arc<Self>, authorized: Authorized) -> InFlight {
         let entry = Arc::new(Entry {
             authorized,
@@ -109,46 +109,48 @@ impl InFlightSet {
         InFlight {
             entry,
             number,
-            among: Arc::clone(self),
+            set: Arc::clone(self),
             half: Half::Answer,
         }
     }
 
-    /// Ends every request that `still` does not allow any more, and returns how many.
-    pub fn recheck(&self, still: impl Fn(&Authorized) -> bool) -> usize {
-        // A decision can take a moment, and requests come and go meanwhile.
+    /// Revokes every request that `is_allowed` rejects, and returns how many.
+    pub fn recheck(&self, is_allowed: impl Fn(&Authorized) -> bool) -> usize {
+        // Copied, so that the lock is not held during the decisions.
         let entries: Vec<Arc<Entry>> = self.table().values().cloned().collect();
-        let gone = entries.iter().filter(|entry| !still(&entry.authorized));
-        gone.map(|entry| entry.revoke()).count()
+        let revoked = entries
+            .iter()
+            .filter(|entry| !is_allowed(&entry.authorized));
+        revoked.map(|entry| entry.revoke()).count()
     }
 
-    /// Ends every request that is in flight now.
+    /// Revokes every request that is in flight now.
     pub fn end(&self) {
         self.recheck(|_| false);
     }
 
-    /// Ends every request, and each that comes from now on.
+    /// Revokes every request, including later ones.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.end();
     }
 
-    /// Whether every request ends.
+    /// Whether the set was closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// How many there are.
+    /// Number of requests in flight.
     pub fn len(&self) -> usize {
         self.table().len()
     }
 
-    /// Whether there are none.
+    /// Whether no request is in flight.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many wait for an answer.
+    /// Number of requests that wait for an approval.
     pub fn held(&self) -> usize {
         let table = self.table();
         let held = |entry: &&Arc<Entry>| matches!(entry.authorized, Authorized::Held);
@@ -173,24 +175,24 @@ impl InFlight {
         &self.entry.authorized
     }
 
-    /// A second holder for what is sent, which may take longer than the answer: the request is
-    /// in flight until both have ended.
+    /// A second handle for the upload, which may outlast the response. The request is in flight
+    /// until both are dropped.
     pub fn for_upload(&self) -> Self {
         self.entry.holders.fetch_add(1, Ordering::Relaxed);
         Self {
             entry: Arc::clone(&self.entry),
             number: self.number,
-            among: Arc::clone(&self.among),
+            set: Arc::clone(&self.set),
             half: Half::Upload,
         }
     }
 
-    /// Whether it must end.
+    /// Whether the request was revoked.
     pub fn is_revoked(&self) -> bool {
         self.entry.revoked.load(Ordering::Acquire)
     }
 
-    /// Whether it must end. If not yet, the task is woken when it must.
+    /// Ready when the request is revoked; otherwise registers the task to be woken.
     pub fn poll_revoked(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_revoked() {
             return Poll::Ready(());
@@ -208,7 +210,7 @@ impl InFlight {
         }
     }
 
-    /// Waits until it must end.
+    /// Waits until the request is revoked.
     pub async fn revoked(&self) {
         std::future::poll_fn(|cx| self.poll_revoked(cx)).await;
     }
@@ -217,7 +219,7 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         if self.entry.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.among.table().remove(&self.number);
+            self.set.table().remove(&self.number);
         }
     }
 }
@@ -226,19 +228,19 @@ impl Drop for InFlight {
 pub(crate) mod tests {
     use super::*;
 
-    /// A connection to `host` that passes unread.
+    /// A TLS passthrough connection to `host`.
     pub(crate) fn connection(host: &str) -> Authorized {
         Authorized::Passthrough(Box::new(AuthorizedConnection {
             host: Host::parse(host).unwrap(),
             port: 443,
             program: None,
             recorded: Recorded::default(),
-            answers: Answers::default(),
+            answers: ApprovalAnswers::default(),
         }))
     }
 
     #[tokio::test]
-    async fn what_is_not_allowed_any_more_is_revoked_and_the_rest_is_not() {
+    async fn recheck_revokes_only_requests_that_are_no_longer_allowed() {
         let set = Arc::new(InFlightSet::default());
         let gone = set.enter(connection("gone.example"));
         let stays = set.enter(connection("stays.example"));
@@ -256,7 +258,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_closed_set_revokes_what_comes_later_too() {
+    fn closed_set_also_revokes_later_requests() {
         let set = Arc::new(InFlightSet::default());
         let before = set.enter(connection("x.example"));
         assert!(!before.is_revoked());

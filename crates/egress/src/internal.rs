@@ -1,5 +1,5 @@
-//! `palisade.internal`: what the gate itself tells a sandbox. Never a token, never another
-//! sandbox's business, and nothing that an operator's door offers.
+//! `palisade.internal`: the gate's own pages for a sandbox. They contain no tokens, no data of
+//! other sandboxes, and nothing of the control API.
 
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
@@ -8,15 +8,15 @@ use policy::allowlist::{HostRule, Target};
 use policy::id::RequestId;
 use serde_json::{Value, json};
 
-use crate::body::{self, Content};
+use crate::body::{self, MessageBody};
 use crate::request_cx::RequestCx;
 
 /// Answers a request to the gate itself.
-pub async fn answer(cx: &RequestCx, target: &Target) -> Response<Content> {
+pub async fn answer(cx: &RequestCx, target: &Target) -> Response<MessageBody> {
     if !matches!(target.method.as_str(), "GET" | "HEAD") {
-        let mut refused = say(
+        let mut refused = json_response(
             StatusCode::METHOD_NOT_ALLOWED,
-            &json!({"error": "Only GET is understood here."}),
+            &json!({"error": "Method not allowed: use GET."}),
         );
         refused
             .headers_mut()
@@ -25,26 +25,26 @@ pub async fn answer(cx: &RequestCx, target: &Target) -> Response<Content> {
     }
     let segments: Vec<&str> = target.path.segments().collect();
     match segments.as_slice() {
-        [] => say(StatusCode::OK, &index(cx)),
-        ["health"] => say(StatusCode::OK, &json!({"status": "ok"})),
-        ["allowlist"] => say(StatusCode::OK, &allowlist(cx)),
+        [] => json_response(StatusCode::OK, &index(cx)),
+        ["health"] => json_response(StatusCode::OK, &json!({"status": "ok"})),
+        ["allowlist"] => json_response(StatusCode::OK, &allowlist(cx)),
         ["why", id] => why(cx, id).await,
-        _ => say(
+        _ => json_response(
             StatusCode::NOT_FOUND,
-            &json!({"error": "There is nothing here. '/' lists what there is."}),
+            &json!({"error": "Not found: GET / lists the paths."}),
         ),
     }
 }
 
-/// Whether it is the bridge that is asked.
+/// Whether the request is for the bridge.
 pub fn is_for_tools(target: &Target) -> bool {
     target.path.segments().next() == Some("mcp")
 }
 
-/// The request as the bridge reads it: what is asked for, without where it is.
-pub fn for_tools(mut head: Parts, body: Content) -> Request<Content> {
-    let within = head.uri.path_and_query().cloned();
-    head.uri = within.map_or_else(|| Uri::from_static("/"), Uri::from);
+/// The request for the bridge: path and query without scheme and host.
+pub fn for_tools(mut head: Parts, body: MessageBody) -> Request<MessageBody> {
+    let path = head.uri.path_and_query().cloned();
+    head.uri = path.map_or_else(|| Uri::from_static("/"), Uri::from);
     Request::from_parts(head, body)
 }
 
@@ -54,7 +54,7 @@ fn index(cx: &RequestCx) -> Value {
         "paths": {
             "/allowlist": "what this sandbox may reach",
             "/why/<request-id>": "why a request of this sandbox was refused",
-            "/health": "whether the gate is there",
+            "/health": "whether the gate is running",
             "/mcp/<tool>": "tools, over Streamable HTTP",
         },
     })
@@ -77,22 +77,22 @@ fn allowlist(cx: &RequestCx) -> Value {
     json!({"sandbox": cx.sandbox.id(), "hosts": list})
 }
 
-async fn why(cx: &RequestCx, id: &str) -> Response<Content> {
+async fn why(cx: &RequestCx, id: &str) -> Response<MessageBody> {
     let Ok(id) = RequestId::parse(id) else {
-        return say(
+        return json_response(
             StatusCode::BAD_REQUEST,
-            &json!({"error": "That is no request id: they have 26 letters and digits."}),
+            &json!({"error": "Invalid request id: it must have 26 letters and digits."}),
         );
     };
     if let Some(one) = cx.sandbox.explain(id) {
-        return say(
+        return json_response(
             StatusCode::OK,
             &json!({
                 "request_id": id,
                 "error": one.message,
                 "verdict": one.verdict,
                 "reason": one.reason.code(),
-                "says": one.reason.says(),
+                "says": one.reason.description(),
                 "rule": one.rule.as_str(),
                 "stage": one.stage.as_str(),
                 "host": one.host,
@@ -102,13 +102,13 @@ async fn why(cx: &RequestCx, id: &str) -> Response<Content> {
         );
     }
     match cx.services.audit().find(cx.sandbox.id(), id).await {
-        Some(event) => say(
+        Some(event) => json_response(
             StatusCode::OK,
             &json!({
                 "request_id": id,
                 "verdict": event.verdict,
                 "reason": event.reason.map(policy::reason::Reason::code),
-                "says": event.reason.map(policy::reason::Reason::says),
+                "says": event.reason.map(policy::reason::Reason::description),
                 "rule": event.rule,
                 "stage": event.stage,
                 "host": event.host,
@@ -117,14 +117,14 @@ async fn why(cx: &RequestCx, id: &str) -> Response<Content> {
                 "status": event.status,
             }),
         ),
-        None => say(
+        None => json_response(
             StatusCode::NOT_FOUND,
-            &json!({"error": "No request of this sandbox has that id."}),
+            &json!({"error": "This sandbox has no request with that id."}),
         ),
     }
 }
 
-fn say(status: StatusCode, value: &Value) -> Response<Content> {
+fn json_response(status: StatusCode, value: &Value) -> Response<MessageBody> {
     let mut response = Response::new(body::full(value.to_string() + "\n"));
     *response.status_mut() = status;
     response

@@ -1,11 +1,12 @@
-//! The gate's traffic: what a sandbox says to the world passes here and nowhere else.
+//! The gate's network traffic: every connection of a sandbox goes through this crate.
 //!
-//! [`doors`] accepts, [`connection`] finds out what is spoken, and every request, however
-//! it came, goes through [`pipeline`]; [`dialer`] is the one way out and [`dns`] answers for
-//! names. [`traffic`] holds what they share, [`guest`] what is kept for one sandbox.
+//! [`listeners`] accepts connections, [`connection`] detects their protocol, and every request goes
+//! through [`pipeline`]. [`dialer`] opens all upstream connections, and [`dns`] answers DNS
+//! queries. [`services`] holds what all connections share, [`sandbox_state`] the state of one
+//! sandbox.
 //!
-//! **Never here:** a way round the listeners, a credential on a request that nobody
-//! cleared, SQL, or the sandboxes themselves.
+//! **Never here:** traffic that bypasses the listeners, a credential on a request that was not
+//! allowed, SQL, or the sandboxes themselves.
 
 pub mod added_rules;
 pub mod admission;
@@ -15,6 +16,7 @@ pub mod body;
 pub mod body_stream;
 pub mod branches;
 pub mod caller;
+mod chunked_reader;
 pub mod client_connection;
 pub mod clock;
 pub mod closed_ports;
@@ -42,7 +44,6 @@ pub mod mirror_server;
 pub mod outgoing;
 pub mod own_request;
 pub mod passthrough;
-mod pieces;
 pub mod pipeline;
 pub mod publish;
 pub mod rate_limits;

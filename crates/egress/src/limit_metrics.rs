@@ -1,11 +1,11 @@
-//! Rate limits and circuit breakers in metrics, read from every sandbox's state at each scrape.
-//! A sandbox that is gone has no series: labels with its id end with it.
+//! Metrics of rate limits and circuit breakers, read from every sandbox's state at each scrape. The
+//! series of a sandbox end with it.
 
 use std::collections::BTreeMap;
 use std::fmt::Error;
 use std::sync::Arc;
 
-use policy::breaker::State;
+use policy::breaker::BreakerState;
 use policy::id::SandboxId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -20,20 +20,24 @@ use crate::services::Services;
 #[derive(Debug)]
 pub struct LimitMetrics(pub Arc<Services>);
 
-/// One sandbox's state of one label.
+/// The metric values of one label of one sandbox.
 type Row = (SandboxId, String, Reading);
 
 impl LimitMetrics {
     fn rows(&self) -> Vec<Row> {
         let now = self.0.clock().tick();
-        let of = |guest: Arc<SandboxState>| {
-            let rules = self.0.snapshot_for(Some(&guest));
-            let readings = guest.upstreams.readings(&rules.settings, now);
-            let id = guest.id().clone();
+        let of = |sandbox: Arc<SandboxState>| {
+            let snapshot = self.0.snapshot_for(Some(&sandbox));
+            let readings = sandbox.upstreams.readings(&snapshot.settings, now);
+            let id = sandbox.id().clone();
             let rows = readings.into_iter();
             rows.map(move |(label, reading)| (id.clone(), label, reading))
         };
-        self.0.known().into_iter().flat_map(of).collect()
+        self.0
+            .sandboxes_with_state()
+            .into_iter()
+            .flat_map(of)
+            .collect()
     }
 }
 
@@ -53,9 +57,9 @@ impl Collector for LimitMetrics {
             "0 closed, 1 open, 2 half-open",
             &rows,
             |read| match read.state {
-                State::Closed => 0,
-                State::Open => 1,
-                State::HalfOpen => 2,
+                BreakerState::Closed => 0,
+                BreakerState::Open => 1,
+                BreakerState::HalfOpen => 2,
             },
         )?;
         encode_rejections(&mut encoder, &rows)?;

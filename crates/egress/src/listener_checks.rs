@@ -1,4 +1,4 @@
-//! Whether the gate's listeners on shared networks answer, found out by connecting to them.
+//! Health checks of the gate's listeners on shared networks, by connecting to them.
 //!
 //! The kernel completes a handshake even where nothing accepts any more, so a connection alone
 //! proves little. A check therefore waits for a reaction of the loop that serves the socket. It
@@ -50,7 +50,7 @@ impl ListenerChecks {
         state.resolvers = resolvers;
     }
 
-    /// Whether a connection or datagram from `peer` is a check.
+    /// Whether a connection or datagram from `peer` belongs to a check.
     pub fn is_check(&self, peer: SocketAddr) -> bool {
         self.state().checking.contains(&key(peer))
     }
@@ -106,10 +106,10 @@ impl ListenerChecks {
         }
     }
 
-    fn announce(&self, address: SocketAddr) -> Announced<'_> {
+    fn announce(&self, address: SocketAddr) -> AnnouncedAddress<'_> {
         let key = key(address);
         self.state().checking.insert(key);
-        Announced { checks: self, key }
+        AnnouncedAddress { checks: self, key }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -118,12 +118,12 @@ impl ListenerChecks {
 }
 
 /// The address of a check in flight. Dropping it withdraws the address.
-struct Announced<'a> {
+struct AnnouncedAddress<'a> {
     checks: &'a ListenerChecks,
     key: (IpAddr, u16),
 }
 
-impl Drop for Announced<'_> {
+impl Drop for AnnouncedAddress<'_> {
     fn drop(&mut self) {
         self.checks.state().checking.remove(&self.key);
     }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_accept_loop_that_is_gone_fails_although_the_kernel_connects() {
+    async fn stopped_accept_loop_fails_although_the_kernel_connects() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let checks = Arc::new(ListenerChecks::default());
         checks.watch(vec![listener.local_addr().unwrap()], Vec::new());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wildcard_is_checked_on_the_loopback_and_nothing_without_listeners() {
+    async fn wildcard_listener_is_checked_on_the_loopback() {
         let checks = ListenerChecks::default();
         assert_eq!(checks.run().await, []);
         for (given, expected) in [

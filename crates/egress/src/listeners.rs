@@ -1,7 +1,7 @@
-//! The listeners of one sandbox, and those on a shared network.
+//! Accept loops of the listeners of one sandbox, and of those on a shared network.
 //!
-//! Which listener a connection came through is who it is; on a shared network it is the
-//! peer's address, looked up once, when the connection is accepted.
+//! A sandbox's own listener identifies the sandbox; on a shared network the peer's address does,
+//! which is looked up once, when the connection is accepted.
 
 use std::io::Result;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpUserTimeout;
 use policy::id::SandboxId;
-use policy::identity::Lookup;
+use policy::identity::RegistrationLookup;
 use policy::ports::AuditSink;
 use policy::registration::canonical_ip;
 use tokio::net::{TcpListener, TcpStream};
@@ -20,61 +20,61 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::caller::Caller;
+use crate::caller::ProgramLookup;
 use crate::client_connection::ClientConnection;
 use crate::closed_ports;
 use crate::connection;
-use crate::datagram::Datagrams;
+use crate::datagram::DatagramSocket;
 use crate::dns;
 use crate::mirror_server::daemon;
 use crate::request::ConnectionInfo;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::source::Source;
+use crate::source::ConnectionSource;
 
-/// The port on which queries arrive.
-pub const DNS: u16 = 53;
+/// The port for DNS queries.
+pub const DNS_PORT: u16 = 53;
 
-/// Connections of sources nobody knows, at a time: enough to tell them so.
-const MOST_STRANGERS: usize = 64;
+/// Connections from unregistered addresses at a time: enough to answer them with a refusal.
+const MAX_UNKNOWN_CONNECTIONS: usize = 64;
 
-/// Connections with queries from a shared network, at a time.
-const MOST_ASKERS: usize = 256;
+/// DNS connections from a shared network at a time.
+const MAX_DNS_CONNECTIONS: usize = 256;
 
-/// How long, in milliseconds, a client may leave what it asked for unread.
-const NOTHING_TAKEN: u32 = 5 * 60 * 1000;
+/// How long, in milliseconds, a client may leave sent data unacknowledged.
+const ACKNOWLEDGE_TIMEOUT_MS: u32 = 5 * 60 * 1000;
 
-/// After a failure to accept: the cause (no descriptors left) lasts a moment.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, whose cause (no descriptors left) may last for a moment.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A socket of a sandbox, as it was handed out.
+/// A socket in the network of a sandbox.
 #[derive(Debug)]
 pub enum SandboxSocket {
     /// A listening stream socket.
     Stream(OwnedFd),
     /// A datagram socket.
     Datagram(OwnedFd),
-    /// A raw socket that shows connections to ports without a listener.
+    /// A raw socket that receives connection attempts to ports without a listener.
     Closed(OwnedFd),
 }
 
-/// Serves a sandbox's doors until `stop`. Returns when every conversation has ended.
+/// Serves a sandbox's sockets until `stop`. Returns when every connection has ended.
 pub async fn serve(
     services: Arc<Services>,
     sandbox: SandboxId,
-    doors: Vec<SandboxSocket>,
+    sockets: Vec<SandboxSocket>,
     stop: CancellationToken,
 ) -> Result<()> {
     let state = services.sandbox(&sandbox).map_err(std::io::Error::other)?;
     let tasks = TaskTracker::new();
-    for door in doors {
-        match door {
+    for socket in sockets {
+        match socket {
             SandboxSocket::Stream(socket) => {
                 let listener = listen(StdListener::from(socket))?;
-                if listener.local_addr()?.port() == DNS {
+                if listener.local_addr()?.port() == DNS_PORT {
                     let accepting = accept_queries(
                         Arc::clone(&services),
-                        name_source(&services, &sandbox),
+                        query_source(&services, &sandbox),
                         listener,
                         Arc::clone(&state.connections),
                         tasks.clone(),
@@ -91,16 +91,16 @@ pub async fn serve(
                     continue;
                 }
                 let accepting =
-                    accept_inside(services, state, listener, tasks.clone(), stop.clone());
+                    accept_sandbox(services, state, listener, tasks.clone(), stop.clone());
                 tasks.spawn(until(stop.clone(), accepting));
             }
             SandboxSocket::Datagram(socket) => {
-                let datagrams = Datagrams::new(socket)?;
-                let source = name_source(&services, &sandbox);
-                let names = Arc::clone(services.names());
+                let datagrams = DatagramSocket::new(socket)?;
+                let source = query_source(&services, &sandbox);
+                let server = Arc::clone(services.name_server());
                 let audit = audit_sink(&services);
                 let stop = stop.clone();
-                tasks.spawn(dns::serve_datagrams(names, datagrams, source, audit, stop));
+                tasks.spawn(dns::serve_datagrams(server, datagrams, source, audit, stop));
             }
             SandboxSocket::Closed(socket) => {
                 let watching =
@@ -108,7 +108,7 @@ pub async fn serve(
                 let sandbox = sandbox.clone();
                 let watching = async move {
                     if let Err(error) = watching.await {
-                        tracing::error!(%sandbox, %error, "recording refused ports failed");
+                        tracing::error!(%sandbox, %error, "recording closed ports failed");
                     }
                 };
                 tasks.spawn(until(stop.clone(), watching));
@@ -120,7 +120,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Cancels its token when the last holder has closed its socket.
+/// Cancels its token when the last task has closed its socket.
 pub type SocketsClosed = Arc<DropGuard>;
 
 /// Serves a listener on a shared network until `stop`.
@@ -139,8 +139,8 @@ pub async fn serve_shared(
     Ok(())
 }
 
-/// Answers queries of a shared network until `stop`, over both transports.
-pub async fn serve_shared_names(
+/// Answers DNS queries of a shared network until `stop`, over UDP and TCP.
+pub async fn serve_shared_dns(
     services: Arc<Services>,
     datagrams: OwnedFd,
     listener: StdListener,
@@ -148,24 +148,24 @@ pub async fn serve_shared_names(
     closed: SocketsClosed,
 ) -> Result<()> {
     let tasks = TaskTracker::new();
-    let source = dns::Source::Shared {
+    let source = dns::QuerySource::Shared {
         registry: Arc::clone(services.registry()),
         checks: Arc::clone(services.listener_checks()),
     };
     let answering = dns::serve_datagrams(
-        Arc::clone(services.names()),
-        Datagrams::new(datagrams)?,
+        Arc::clone(services.name_server()),
+        DatagramSocket::new(datagrams)?,
         source.clone(),
         audit_sink(&services),
         stop.clone(),
     );
     tasks.spawn(then_closed(answering, Arc::clone(&closed)));
-    let places = Arc::new(Semaphore::new(MOST_ASKERS));
+    let slots = Arc::new(Semaphore::new(MAX_DNS_CONNECTIONS));
     let accepting = accept_queries(
         services,
         source,
         listen(listener)?,
-        places,
+        slots,
         tasks.clone(),
         stop.clone(),
     );
@@ -175,15 +175,15 @@ pub async fn serve_shared_names(
     Ok(())
 }
 
-/// The source of the queries of a sandbox.
-fn name_source(services: &Services, sandbox: &SandboxId) -> dns::Source {
-    dns::Source::Sandbox {
+/// The source of a sandbox's DNS queries.
+fn query_source(services: &Services, sandbox: &SandboxId) -> dns::QuerySource {
+    dns::QuerySource::Sandbox {
         sandbox: sandbox.clone(),
         registry: Arc::clone(services.registry()),
     }
 }
 
-/// Where the answers to queries are recorded.
+/// The audit sink for DNS queries.
 fn audit_sink(services: &Services) -> Arc<dyn AuditSink> {
     Arc::clone(services.audit()) as _
 }
@@ -193,7 +193,7 @@ fn listen(listener: StdListener) -> Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Does `work`, which holds a socket, and then reports it as closed.
+/// Runs `work`, which holds a socket, and then reports the socket as closed.
 async fn then_closed(work: impl Future<Output = ()>, closed: SocketsClosed) {
     work.await;
     drop(closed);
@@ -206,8 +206,8 @@ async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
     }
 }
 
-/// Accepts what one sandbox opens.
-async fn accept_inside(
+/// Accepts the connections of one sandbox.
+async fn accept_sandbox(
     services: Arc<Services>,
     sandbox: Arc<SandboxState>,
     listener: TcpListener,
@@ -215,31 +215,31 @@ async fn accept_inside(
     stop: CancellationToken,
 ) {
     loop {
-        let (place, stream, peer) = accept(&listener, &sandbox.connections).await;
+        let (slot, stream, peer) = accept(&listener, &sandbox.connections).await;
         let Ok(meant) = stream.local_addr() else {
             continue;
         };
-        // Every address is local on this side, so this is the one that the client meant.
-        let meant = SocketAddr::new(meant.ip().to_canonical(), meant.port());
-        let visit = ClientConnection {
+        // Every address is local on this side, so this is the client's original destination.
+        let destination = SocketAddr::new(meant.ip().to_canonical(), meant.port());
+        let connection = ClientConnection {
             services: Arc::clone(&services),
-            source: Source::Listener(Arc::clone(&sandbox)),
+            source: ConnectionSource::Listener(Arc::clone(&sandbox)),
             connection_info: ConnectionInfo {
                 peer: Some(peer),
-                meant: Some(meant),
+                original_destination: Some(destination),
                 tunnel: None,
                 hello: None,
-                caller: Caller::default(),
+                caller: ProgramLookup::default(),
             },
-            place: place.map(Arc::new),
+            place: slot.map(Arc::new),
             stop: stop.clone(),
             tasks: tasks.clone(),
         };
-        connection::begin(visit, stream);
+        connection::spawn(connection, stream);
     }
 }
 
-/// Accepts what one sandbox says in git's own protocol.
+/// Accepts one sandbox's connections in git's own protocol.
 async fn accept_git(
     services: Arc<Services>,
     sandbox: Arc<SandboxState>,
@@ -248,58 +248,58 @@ async fn accept_git(
     stop: CancellationToken,
 ) {
     loop {
-        let (place, stream, peer) = accept(&listener, &sandbox.connections).await;
+        let (slot, stream, peer) = accept(&listener, &sandbox.connections).await;
         let Ok(meant) = stream.local_addr() else {
             continue;
         };
         let connection_info = ConnectionInfo {
             peer: Some(peer),
-            meant: Some(SocketAddr::new(meant.ip().to_canonical(), meant.port())),
+            original_destination: Some(SocketAddr::new(meant.ip().to_canonical(), meant.port())),
             tunnel: None,
             hello: None,
-            caller: Caller::default(),
+            caller: ProgramLookup::default(),
         };
         let (services, sandbox, stop) = (Arc::clone(&services), Arc::clone(&sandbox), stop.clone());
         tasks.spawn(async move {
             let serving = Box::pin(daemon::serve(&services, &sandbox, &connection_info, stream));
             stop.run_until_cancelled(serving).await;
-            drop(place);
+            drop(slot);
         });
     }
 }
 
-/// Accepts queries over streams.
+/// Accepts connections for DNS over TCP.
 async fn accept_queries(
     services: Arc<Services>,
-    source: dns::Source,
+    source: dns::QuerySource,
     listener: TcpListener,
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
     loop {
-        let (place, stream, _) = accept(&listener, &places).await;
+        let (slot, stream, _) = accept(&listener, &slots).await;
         let (services, source, stop) = (Arc::clone(&services), source.clone(), stop.clone());
         tasks.spawn(async move {
-            let names = Arc::clone(services.names());
+            let server = Arc::clone(services.name_server());
             let audit = audit_sink(&services);
-            let served = dns::serve_stream(names, stream, source, audit, stop).await;
+            let served = dns::serve_stream(server, stream, source, audit, stop).await;
             if let Err(error) = served {
-                tracing::debug!(%error, "a client's queries ended");
+                tracing::debug!(%error, "dns connection of a client failed");
             }
-            drop(place);
+            drop(slot);
         });
     }
 }
 
-/// Accepts what anybody on a shared network opens.
+/// Accepts the connections of a shared network.
 async fn accept_shared(
     services: Arc<Services>,
     listener: TcpListener,
     tasks: TaskTracker,
     stop: CancellationToken,
 ) {
-    let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
+    let unknown_slots = Arc::new(Semaphore::new(MAX_UNKNOWN_CONNECTIONS));
     loop {
         let (stream, peer) = accept_one(&listener).await;
         if services.listener_checks().is_check(peer) {
@@ -308,72 +308,74 @@ async fn accept_shared(
         }
         let ip = canonical_ip(peer.ip());
         let sandbox = match services.registry().by_ip(ip) {
-            Lookup::Found(row) => match services.sandbox(&row.id) {
+            RegistrationLookup::Found(row) => match services.sandbox(&row.id) {
                 Ok(sandbox) => Some(sandbox),
                 Err(error) => {
-                    tracing::error!(sandbox = %row.id, %error, "a container is not served");
+                    tracing::error!(sandbox = %row.id, %error, "tls setup of a container failed");
                     continue;
                 }
             },
-            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
+            RegistrationLookup::Unavailable
+            | RegistrationLookup::Unknown
+            | RegistrationLookup::NoPeer => None,
         };
-        // One that has too many open must not keep the others waiting.
-        let places = sandbox
+        // A sandbox with too many connections must not delay the others.
+        let slots = sandbox
             .as_ref()
-            .map_or(&strangers, |sandbox| &sandbox.connections);
-        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+            .map_or(&unknown_slots, |sandbox| &sandbox.connections);
+        let Ok(slot) = Arc::clone(slots).try_acquire_owned() else {
             continue;
         };
-        let visit = ClientConnection {
+        let connection = ClientConnection {
             services: Arc::clone(&services),
-            source: Source::Address(Some(ip), sandbox),
+            source: ConnectionSource::Address(Some(ip), sandbox),
             connection_info: ConnectionInfo {
                 peer: Some(peer),
-                meant: None,
+                original_destination: None,
                 tunnel: None,
                 hello: None,
-                caller: Caller::default(),
+                caller: ProgramLookup::default(),
             },
-            place: Some(Arc::new(place)),
+            place: Some(Arc::new(slot)),
             stop: stop.clone(),
             tasks: tasks.clone(),
         };
-        connection::begin(visit, stream);
+        connection::spawn(connection, stream);
     }
 }
 
 async fn accept(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
+    slots: &Arc<Semaphore>,
 ) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
     // The semaphore is never closed.
-    let place = Arc::clone(places).acquire_owned().await.ok();
+    let slot = Arc::clone(slots).acquire_owned().await.ok();
     let (stream, peer) = accept_one(listener).await;
-    (place, stream, peer)
+    (slot, stream, peer)
 }
 
 async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                if let Err(error) = prepare(&stream) {
-                    tracing::debug!(%error, "a connection without its options");
+                if let Err(error) = set_socket_options(&stream) {
+                    tracing::debug!(%error, "setting socket options failed");
                 }
                 return (stream, peer);
             }
             Err(error) => {
-                tracing::debug!(%error, "a connection was lost before it began");
-                tokio::time::sleep(BREATH).await;
+                tracing::debug!(%error, "accepting a connection failed");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-/// A small answer must not wait for the one before to be acknowledged, and a client that
-/// takes nothing for so long is given up by the kernel: nobody else looks at it then.
-fn prepare(stream: &TcpStream) -> Result<()> {
+/// Sets the socket options: small answers do not wait for an acknowledgement, and the kernel closes
+/// the connection of a client that acknowledges nothing for too long.
+fn set_socket_options(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
-    setsockopt(stream, TcpUserTimeout, &NOTHING_TAKEN)?;
+    setsockopt(stream, TcpUserTimeout, &ACKNOWLEDGE_TIMEOUT_MS)?;
     Ok(())
 }
 
@@ -382,7 +384,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_accepted_does_not_gather_small_answers() {
+    async fn accepted_connection_has_nodelay_set() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap());
         let (client, (accepted, peer)) = tokio::join!(client, accept_one(&listener));

@@ -1,4 +1,4 @@
-//! A request as it moves from stage to stage, and where its body is meanwhile.
+//! A request in the pipeline, and the state of its body.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,64 +15,64 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::task::spawn_blocking;
 
-use crate::body::{self, Broken, Content};
-use crate::framing::Faults;
-use crate::git_protocol::intake::Taken;
+use crate::body::{self, BodyError, MessageBody};
+use crate::framing::GuardHandle;
+use crate::git_protocol::push_spooler::SpooledPush;
 use crate::outgoing::Credentials;
 use crate::request::Destination;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::spool::{NoRoom, Spool};
+use crate::spool::{Spool, SpoolFull};
 
-/// A body that waits for an answer is kept in memory up to this size, and on disk beyond it.
+/// Body size up to which a waiting request is kept in memory; larger bodies go to disk.
 const MAX_IN_MEMORY: usize = 64 * 1024;
 
-/// A request as it moves from stage to stage.
-pub struct Message {
-    /// Everything but the body. In a box, because it moves often.
+/// A request in the pipeline.
+pub struct PipelineRequest {
+    /// The request head. Boxed, because the message is moved often.
     pub head: Box<Parts>,
     /// The body.
     pub body: BodyState,
-    /// Where it goes.
+    /// The destination.
     pub destination: Destination,
-    /// The connection, if the protocol may change, and who has to know.
+    /// The client connection, if it may upgrade, and the framing guard to notify.
     pub upgrade: Option<(OnUpgrade, Option<Handover>)>,
-    /// What a recheck needs of the decision.
+    /// The parts of the decision that a recheck needs.
     pub recorded: Recorded,
     /// Whether a credential may be added.
     pub credentials: Credentials,
 }
 
-/// How the body of a request is taken, chosen from its head.
+/// How a request body is read, chosen from its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyPlan {
-    /// It passes as it comes.
+    /// The body is forwarded as it arrives.
     Stream,
-    /// It is read into memory, up to so many bytes.
+    /// The body is read into memory, up to this many bytes.
     Buffer(usize),
-    /// It is a push, and waits on disk until all of it was judged.
+    /// The body is a push, which is stored on disk until it is decided.
     Spool,
 }
 
-/// Where a body is.
+/// State of a request body.
 pub enum BodyState {
-    /// With the client.
-    Stream(Content),
+    /// Not read yet.
+    Stream(MessageBody),
     /// In memory.
     Buffered(Bytes, Option<HeaderMap>),
     /// On disk.
     Spooled(Spool, Option<HeaderMap>),
     /// On disk, and read as a push.
-    Pushed(Box<Taken>),
+    Pushed(Box<SpooledPush>),
 }
 
 impl BodyState {
-    /// A body without a byte.
+    /// An empty body.
     pub fn empty() -> Self {
         Self::Buffered(Bytes::new(), None)
     }
 
-    /// Whether there is nothing to send.
+    /// Whether the body is empty.
     pub fn is_empty(&self) -> bool {
         match self {
             BodyState::Stream(content) => content.is_end_stream(),
@@ -82,8 +82,8 @@ impl BodyState {
         }
     }
 
-    /// The body, to be sent.
-    pub fn into_content(self) -> Content {
+    /// Converts the state into a body to send.
+    pub fn into_content(self) -> MessageBody {
         match self {
             BodyState::Stream(content) => content,
             BodyState::Buffered(bytes, None) => body::full(bytes),
@@ -112,8 +112,9 @@ impl BodyState {
         let mut spool: Option<Spool> = None;
         let mut trailers = None;
         while let Some(frame) = content.frame().await {
-            let frame = frame
-                .map_err(|error| Denial::new(Reason::Framing, "body").because(error.to_string()))?;
+            let frame = frame.map_err(|error| {
+                Denial::new(Reason::Framing, "body").with_evidence(error.to_string())
+            })?;
             match frame.into_data() {
                 Ok(data) => pending.extend_from_slice(&data),
                 Err(frame) => trailers = frame.into_trailers().ok(),
@@ -134,7 +135,7 @@ impl BodyState {
     }
 }
 
-/// Appends to a spool, which is opened where there is none yet.
+/// Appends to a spool, which is created if there is none.
 async fn append(
     services: &Arc<Services>,
     sandbox: &SandboxState,
@@ -151,31 +152,31 @@ async fn append(
         Ok::<_, std::io::Error>(spool)
     });
     let written = written.await.map_err(std::io::Error::other).flatten();
-    written.map_err(|error| match error.downcast::<NoRoom>() {
+    written.map_err(|error| match error.downcast::<SpoolFull>() {
         Ok(_) => Denial::new(Reason::TooLarge, "spool")
-            .saying("Too much is waiting for the operator's answers already. Try again later."),
-        Err(error) => Denial::new(Reason::Internal, "spool").because(error.to_string()),
+            .with_message("Too much request data is waiting for approvals. Try again later."),
+        Err(error) => Denial::new(Reason::Internal, "spool").with_evidence(error.to_string()),
     })
 }
 
-/// A body with trailers after it.
-struct Trailed {
-    content: Content,
+/// A body followed by trailers.
+struct BodyWithTrailers {
+    content: MessageBody,
     trailers: Option<HeaderMap>,
 }
 
-fn with_trailers(content: Content, trailers: Option<HeaderMap>) -> Content {
-    Trailed { content, trailers }.boxed_unsync()
+fn with_trailers(content: MessageBody, trailers: Option<HeaderMap>) -> MessageBody {
+    BodyWithTrailers { content, trailers }.boxed_unsync()
 }
 
-impl Body for Trailed {
+impl Body for BodyWithTrailers {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match Pin::new(&mut self.content).poll_frame(cx) {
             Poll::Ready(None) => {
                 Poll::Ready(self.trailers.take().map(|all| Ok(Frame::trailers(all))))
@@ -193,30 +194,30 @@ impl Body for Trailed {
         if self.trailers.is_none() {
             return content;
         }
-        // An exact size would be sent as Content-Length, after which HTTP/1 has no trailers.
+        // An exact size would be sent as Content-Length, which excludes trailers in HTTP/1.
         let mut hint = SizeHint::new();
         hint.set_lower(content.lower());
         hint
     }
 }
 
-/// Lets the guard of an HTTP/1 connection know that what follows is no message.
+/// Notifies the framing guard of an HTTP/1 connection that the connection was upgraded.
 #[derive(Clone, Debug)]
 pub struct Handover {
-    faults: Faults,
+    faults: GuardHandle,
     ordinal: u64,
 }
 
 impl Handover {
-    /// For the request of that number.
-    pub fn new(faults: &Faults, ordinal: u64) -> Self {
+    /// Creates the notification for the request with this ordinal.
+    pub fn new(faults: &GuardHandle, ordinal: u64) -> Self {
         Self {
             faults: faults.clone(),
             ordinal,
         }
     }
 
-    /// The connection was handed over.
+    /// Notifies the guard: no HTTP message follows.
     pub fn done(&self) {
         self.faults.upgrade(self.ordinal);
     }

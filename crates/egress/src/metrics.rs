@@ -1,5 +1,5 @@
-//! The traffic's numbers. Labels come from closed lists: a method that is no standard one
-//! is `other`, and a host is only ever named by the rule that allows it.
+//! Traffic metrics. Label values come from closed lists: a non-standard method is `other`, and a
+//! host appears only as the rule that allows it.
 
 mod timer;
 pub mod upstream_failures;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use policy::audit::AuditEvent;
 use policy::reason::Reason;
 use policy::repository::RepositoryOperation;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,10 +28,10 @@ const METHODS: [&str; 9] = [
 pub struct TrafficMetrics {
     requests: Family<RequestLabels, Counter>,
     durations: Family<VerdictLabels, Timer>,
-    /// That of what was allowed, which is most: there is no need to look for it every time.
+    /// The timer of allowed requests in `durations`, cached because most requests are allowed.
     allowed: Timer,
     stages: Family<StageLabels, Timer>,
-    /// The same, by stage.
+    /// The timers in `stages`, cached by stage.
     by_stage: [(Stage, Timer); Stage::ALL.len()],
     failures: UpstreamFailures,
     undecided: Counter,
@@ -71,20 +71,20 @@ struct StageLabels {
 /// How an operation on a repository ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GitOutcome {
-    /// The upstream did what was asked.
+    /// The upstream carried out the operation.
     Ok,
-    /// The gate refused it.
+    /// The gate refused the operation.
     Refused,
-    /// The upstream answered, and refused it.
+    /// The upstream refused the operation.
     Rejected,
-    /// The upstream could not be reached, failed, or broke off its answer.
+    /// The upstream could not be reached, failed, or interrupted its response.
     Failed,
-    /// The client went away first.
+    /// The client disconnected first.
     Abandoned,
 }
 
 impl GitOutcome {
-    /// The word in the metric.
+    /// The label value.
     pub const fn as_str(self) -> &'static str {
         match self {
             GitOutcome::Ok => "ok",
@@ -95,12 +95,12 @@ impl GitOutcome {
         }
     }
 
-    /// The outcome that a finished record and the body of the answer show.
+    /// The outcome, from a finished record and the response body.
     pub fn of(event: &AuditEvent, answer: AnswerEnd) -> Self {
         let status = event.status.unwrap_or_default();
         match event.reason {
-            _ if event.verdict == Some(Word::Deny) => GitOutcome::Refused,
-            _ if event.verdict == Some(Word::Ask) => GitOutcome::Abandoned,
+            _ if event.verdict == Some(VerdictKind::Deny) => GitOutcome::Refused,
+            _ if event.verdict == Some(VerdictKind::Ask) => GitOutcome::Abandoned,
             Some(Reason::ClientLeft) => GitOutcome::Abandoned,
             Some(reason) if reason.is_failure() => GitOutcome::Failed,
             _ if answer == AnswerEnd::Interrupted || status >= 500 => GitOutcome::Failed,
@@ -110,14 +110,14 @@ impl GitOutcome {
     }
 }
 
-/// What the body of an answer shows, beyond its status.
+/// How a response body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnd {
-    /// Nothing else.
+    /// Normally.
     Plain,
-    /// It broke off.
+    /// Interrupted before its end.
     Interrupted,
-    /// The upstream reported that it did not move a ref.
+    /// With a report that the upstream rejected a ref.
     RefsRejected,
 }
 
@@ -135,7 +135,7 @@ impl Default for TrafficMetrics {
         // From a tenth of a millisecond to some minutes.
         let durations: Family<VerdictLabels, Timer> =
             Family::new_with_constructor(|| Timer::new(Duration::from_micros(100), 3, 14));
-        let verdict = Word::Allow.as_str();
+        let verdict = VerdictKind::Allow.as_str();
         let allowed = Timer::clone(&durations.get_or_create(&VerdictLabels { verdict }));
         Self {
             requests: Family::default(),
@@ -157,7 +157,7 @@ impl TrafficMetrics {
         &self.failures
     }
 
-    /// Makes the numbers visible in `registry`.
+    /// Registers the metrics in `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "proxy_requests",
@@ -191,15 +191,15 @@ impl TrafficMetrics {
         );
     }
 
-    /// A request ended.
+    /// Counts a request that ended.
     pub fn request(&self, event: &AuditEvent, took: Duration) {
         let known = |method: &str| METHODS.iter().find(|known| **known == method).copied();
-        let allowed = event.verdict == Some(Word::Allow);
+        let allowed = event.verdict == Some(VerdictKind::Allow);
         let upstream = match (event.verdict, &event.rule) {
-            (Some(Word::Allow), Some(rule)) => rule.as_str(),
-            // The gate's own pages, and clients that left before anything was decided, or while
-            // the operator was asked.
-            (None | Some(Word::Ask), _) => "none",
+            (Some(VerdictKind::Allow), Some(rule)) => rule.as_str(),
+            // The gate's own pages, and clients that disconnected before a decision or while
+            // waiting for an approval.
+            (None | Some(VerdictKind::Ask), _) => "none",
             (Some(_), _) => "refused",
         };
         let labels = RequestLabels {
@@ -208,7 +208,7 @@ impl TrafficMetrics {
             upstream: upstream.to_owned(),
         };
         self.requests.get_or_create(&labels).inc();
-        let verdict = event.verdict.map_or("none", Word::as_str);
+        let verdict = event.verdict.map_or("none", VerdictKind::as_str);
         if allowed {
             self.allowed.observe(took);
         } else {
@@ -217,7 +217,7 @@ impl TrafficMetrics {
         }
     }
 
-    /// A request ended; counts it where it was an operation on a repository.
+    /// Counts a request that ended, if it was an operation on a repository.
     pub fn git(&self, event: &AuditEvent, answer: AnswerEnd) {
         let Some(operation) = event.operation.as_deref() else {
             return;
@@ -229,12 +229,12 @@ impl TrafficMetrics {
         let operation = kind.as_str();
         let labels = OperationLabels {
             operation,
-            verdict: event.verdict.map_or("none", Word::as_str),
+            verdict: event.verdict.map_or("none", VerdictKind::as_str),
             outcome: GitOutcome::of(event, answer).as_str(),
         };
         self.operations.get_or_create(&labels).inc();
         if kind == RepositoryOperation::Push
-            && event.verdict == Some(Word::Deny)
+            && event.verdict == Some(VerdictKind::Deny)
             && let Some(reason) = event.reason
         {
             let reason = reason.code();
@@ -242,7 +242,7 @@ impl TrafficMetrics {
         }
     }
 
-    /// A stage ended.
+    /// Records the duration of a stage.
     pub fn stage(&self, stage: Stage, took: Duration) {
         let mut stages = self.by_stage.iter();
         if let Some((_, times)) = stages.find(|(known, _)| *known == stage) {
@@ -250,12 +250,12 @@ impl TrafficMetrics {
         }
     }
 
-    /// A policy bundle could not decide.
+    /// Counts a request about which a policy bundle could not decide.
     pub fn undecided(&self) {
         self.undecided.inc();
     }
 
-    /// The upstream with that label failed.
+    /// Counts a failure of the upstream with this label.
     pub fn failed(&self, upstream: String) {
         self.failures.count(upstream);
     }
@@ -268,14 +268,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_git_operation_ends_in_one_of_five_ways() {
+    fn git_outcome_follows_verdict_reason_status_and_body() {
         let event = |verdict, reason, status| AuditEvent {
             verdict,
             reason,
             status,
             ..AuditEvent::new(Kind::Git)
         };
-        let allowed = |reason, status| event(Some(Word::Allow), reason, status);
+        let allowed = |reason, status| event(Some(VerdictKind::Allow), reason, status);
         for (event, answer, expected) in [
             (allowed(None, Some(200)), AnswerEnd::Plain, "ok"),
             (allowed(None, None), AnswerEnd::Plain, "ok"),
@@ -298,12 +298,12 @@ mod tests {
                 "abandoned",
             ),
             (
-                event(Some(Word::Ask), None, None),
+                event(Some(VerdictKind::Ask), None, None),
                 AnswerEnd::Plain,
                 "abandoned",
             ),
             (
-                event(Some(Word::Deny), Some(Reason::GitSize), Some(413)),
+                event(Some(VerdictKind::Deny), Some(Reason::GitSize), Some(413)),
                 AnswerEnd::Plain,
                 "refused",
             ),

@@ -1,21 +1,21 @@
-//! Mirrors: repositories whose upstream is reached with a key that no sandbox ever has.
+//! Git mirrors: local copies of repositories whose upstream is reached with the operator's key.
 //!
 //! ```text
 //!   agent's git ── upload-pack ──▶ mirror ◀── git fetch, with the key ──── upstream
-//!              └── receive-pack ─▶ rules, reader of objects ──▶ upstream's own receive-pack
+//!              └── receive-pack ─▶ rules, pack reader ──▶ upstream's own receive-pack
 //! ```
-//! What is fetched comes from the mirror, once that is what upstream has. A push is judged
-//! like any other and then told to upstream in the client's own words; what is heard back is
-//! upstream's answer, and the mirror learns of it with the next fetch.
+//! A fetch is served from the mirror after the mirror was refreshed from upstream. A push is
+//! decided like any other push and then sent to upstream unchanged; the client receives
+//! upstream's response, and the next refresh brings the new refs into the mirror.
 //!
-//! Upstream is spoken to by the system's git and ssh, at an address that the dialer has
-//! checked. Whatever reads what an agent sends has neither the key nor a way to it.
+//! The gate connects to upstream with the system's git and ssh, at an address that the dialer
+//! has checked. The processes that read an agent's input have no access to the key.
 
+pub mod directory;
+pub mod error;
+pub mod git_command;
+mod maintenance;
 pub mod output;
-pub mod program;
-pub mod room;
-pub mod stale;
-mod upkeep;
 pub mod upstream;
 
 use std::collections::BTreeMap;
@@ -31,24 +31,26 @@ use config::section::git;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Child;
 
-use self::output::Output;
-use self::program::{Git, is_there};
-use self::room::{Room, Rooms, Usage, name_of};
-use self::stale::Stale;
-use self::upkeep::GONE;
-use self::upstream::{Asking, KEPT, Upstream};
+use self::directory::{MirrorDirectories, MirrorDirectory, UsageGuard, directory_name};
+use self::error::MirrorError;
+use self::git_command::{BareRepository, is_installed};
+use self::maintenance::REMOVED_PREFIX;
+use self::output::ChildOutput;
+use self::upstream::{MirrorUpstream, TEMP_FILE_PREFIX, UpstreamAccess};
 
-/// Refs of upstream that are mirrored.
-const MIRRORED: [&str; 2] = ["refs/heads/*", "refs/tags/*"];
+/// Upstream refs that are mirrored.
+const MIRRORED_REFS: [&str; 2] = ["refs/heads/*", "refs/tags/*"];
 
-/// For how long what a client was told is true enough to give it what it then asks for.
-const FRESH_FOR: Duration = Duration::from_secs(60);
+/// How long a refresh is recent enough for the second request of a fetch, which follows the ref
+/// advertisement.
+const MAX_REFRESH_AGE: Duration = Duration::from_secs(60);
 
-/// All mirrors of a gate, by name.
+/// All mirrors of the gate.
 #[derive(Debug)]
 pub struct Mirrors {
-    each: Mutex<BTreeMap<String, Arc<Mirror>>>,
-    rooms: Rooms,
+    /// Mirrors by name.
+    by_name: Mutex<BTreeMap<String, Arc<Mirror>>>,
+    directories: MirrorDirectories,
     directory: PathBuf,
 }
 
@@ -56,34 +58,34 @@ pub struct Mirrors {
 #[derive(Debug)]
 pub struct Mirror {
     settings: git::MirrorSettings,
-    git: Git,
-    room: Arc<Room>,
-    /// How many fetches have begun.
-    begun: AtomicU64,
-    /// The last fetch that ended.
-    last: Mutex<Option<Last>>,
+    git: BareRepository,
+    directory: Arc<MirrorDirectory>,
+    /// Number of refreshes that have begun.
+    refreshes_begun: AtomicU64,
+    /// The last finished refresh.
+    last_refresh: Mutex<Option<FinishedRefresh>>,
 }
 
-/// How old an answer may be.
+/// Maximum age of the mirror's content for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// What upstream has now.
+    /// The mirror is refreshed first.
     Now,
-    /// What upstream had when it was last asked, a moment ago.
+    /// A refresh within the last minute is sufficient.
     Recent,
 }
 
-/// A fetch that ended.
+/// A finished refresh.
 #[derive(Clone, Debug)]
-struct Last {
+struct FinishedRefresh {
     number: u64,
     at: Instant,
-    result: Result<(), Stale>,
+    result: Result<(), MirrorError>,
 }
 
 impl Mirrors {
-    /// Mirrors that live in `directory`, which is made. Keys that a gate left there when it
-    /// was killed are removed, and what it was about to remove.
+    /// Opens the mirrors in `directory`, which is created if necessary. Removes key files and
+    /// half-removed mirrors that a killed gate left there.
     pub fn open(directory: &Path) -> std::io::Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -92,85 +94,97 @@ impl Mirrors {
         for entry in std::fs::read_dir(directory)? {
             let entry = entry?;
             let name = entry.file_name();
-            if name.as_encoded_bytes().starts_with(KEPT.as_bytes()) {
+            if name
+                .as_encoded_bytes()
+                .starts_with(TEMP_FILE_PREFIX.as_bytes())
+            {
                 std::fs::remove_file(entry.path())?;
-            } else if name.as_encoded_bytes().starts_with(GONE.as_bytes()) {
+            } else if name
+                .as_encoded_bytes()
+                .starts_with(REMOVED_PREFIX.as_bytes())
+            {
                 std::fs::remove_dir_all(entry.path())?;
             }
         }
         Ok(Self {
-            each: Mutex::default(),
-            rooms: Rooms::default(),
+            by_name: Mutex::default(),
+            directories: MirrorDirectories::default(),
             directory: directory.to_owned(),
         })
     }
 
-    /// What is not installed here although the configured mirrors need it. Looks for programs,
-    /// so it blocks.
-    pub fn lacking(settings: &Settings) -> Option<String> {
+    /// Reports a program that the configured mirrors need and that is not installed. Blocks.
+    pub fn missing_program(settings: &Settings) -> Option<String> {
         let mirrors = &settings.git.mirrors;
-        let lacks = |program: &str, whose: &str| {
-            format!("{whose} are unavailable: {program} is not installed where the gate runs")
+        let message = |program: &str, mirrors: &str| {
+            format!("{mirrors} are unavailable: {program} is not installed where the gate runs")
         };
-        if !mirrors.is_empty() && !is_there("git") {
-            return Some(lacks("git", "git mirrors"));
+        if !mirrors.is_empty() && !is_installed("git") {
+            return Some(message("git", "git mirrors"));
         }
         let by_ssh = mirrors.iter().any(git::MirrorSettings::is_ssh);
-        (by_ssh && !is_there("ssh")).then(|| lacks("ssh", "git mirrors that are reached by ssh"))
+        (by_ssh && !is_installed("ssh"))
+            .then(|| message("ssh", "git mirrors that are reached by ssh"))
     }
 
-    /// Where keys are kept while they are used.
+    /// The directory of the mirrors, which also has the key files while they are in use.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The mirror that the operator configured so.
+    /// The mirror with these settings.
     pub fn find(&self, wanted: &git::MirrorSettings) -> Arc<Mirror> {
-        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = each.get(&wanted.name);
-        if let Some(known) = known.filter(|known| known.settings == *wanted) {
-            return Arc::clone(known);
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let existing = by_name.get(&wanted.name);
+        if let Some(existing) = existing.filter(|existing| existing.settings == *wanted) {
+            return Arc::clone(existing);
         }
         let mirror = Arc::new(Mirror::new(wanted.clone(), self));
-        each.insert(wanted.name.clone(), Arc::clone(&mirror));
+        by_name.insert(wanted.name.clone(), Arc::clone(&mirror));
         mirror
     }
 }
 
 impl Mirror {
     fn new(settings: git::MirrorSettings, all: &Mirrors) -> Self {
-        let name = name_of(&settings);
+        let name = directory_name(&settings);
         Self {
-            git: Git::new(&all.directory.join(&name)),
-            room: all.rooms.find(&name),
+            git: BareRepository::new(&all.directory.join(&name)),
+            directory: all.directories.find(&name),
             settings,
-            begun: AtomicU64::new(0),
-            last: Mutex::default(),
+            refreshes_begun: AtomicU64::new(0),
+            last_refresh: Mutex::default(),
         }
     }
 
-    /// Its name, as the operator writes it.
+    /// The name in the operator's settings.
     pub fn name(&self) -> &str {
         &self.settings.name
     }
 
-    /// What the operator says of it.
+    /// The operator's settings of the mirror.
     pub fn settings(&self) -> &git::MirrorSettings {
         &self.settings
     }
 
-    /// Makes the mirror what upstream has. Of those who wait at the same time, one fetches:
-    /// whatever began after somebody came is fresh enough for them.
-    pub(crate) async fn refresh(&self, asking: &Asking<'_>) -> Result<(), Stale> {
-        let came = self.begun.load(Ordering::SeqCst);
+    /// Refreshes the mirror from upstream. Concurrent callers share one refresh: a caller uses the
+    /// result of any refresh that began after its call.
+    pub(crate) async fn refresh(&self, access: &UpstreamAccess<'_>) -> Result<(), MirrorError> {
+        let begun_before = self.refreshes_begun.load(Ordering::SeqCst);
         // The semaphore is never closed.
-        let _turn = self.room.turn.acquire().await;
-        if let Some(last) = self.last().filter(|last| last.number > came) {
+        let _permit = self.directory.fetch_slot.acquire().await;
+        if let Some(last) = self
+            .last_refresh()
+            .filter(|last| last.number > begun_before)
+        {
             return last.result;
         }
-        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let result = self.fetch(asking).await;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Last {
+        let number = self.refreshes_begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let result = self.fetch(access).await;
+        *self
+            .last_refresh
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(FinishedRefresh {
             number,
             at: Instant::now(),
             result: result.clone(),
@@ -178,94 +192,100 @@ impl Mirror {
         result
     }
 
-    /// The same for a client that was told a moment ago what there is. One that was not, or
-    /// long ago, has to wait.
-    pub(crate) async fn refresh_if_old(&self, asking: &Asking<'_>) -> Result<(), Stale> {
-        match self.last() {
-            Some(last) if last.result.is_ok() && last.at.elapsed() < FRESH_FOR => Ok(()),
-            _ => self.refresh(asking).await,
+    /// Refreshes the mirror unless the last refresh succeeded and is recent.
+    pub(crate) async fn refresh_if_old(
+        &self,
+        access: &UpstreamAccess<'_>,
+    ) -> Result<(), MirrorError> {
+        match self.last_refresh() {
+            Some(last) if last.result.is_ok() && last.at.elapsed() < MAX_REFRESH_AGE => Ok(()),
+            _ => self.refresh(access).await,
         }
     }
 
-    fn last(&self) -> Option<Last> {
-        let last = self.last.lock();
+    fn last_refresh(&self) -> Option<FinishedRefresh> {
+        let last = self.last_refresh.lock();
         last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The answer to a question of git's that the gate asks itself.
-    pub async fn ask(
+    /// Runs an upload-pack request of the gate itself.
+    pub async fn query(
         &self,
-        asking: &Asking<'_>,
-        question: Vec<u8>,
+        access: &UpstreamAccess<'_>,
+        request: Vec<u8>,
         age: Age,
-    ) -> Result<Output, Stale> {
+    ) -> Result<ChildOutput, MirrorError> {
         match age {
-            Age::Now => self.refresh(asking).await?,
-            Age::Recent => self.refresh_if_old(asking).await?,
+            Age::Now => self.refresh(access).await?,
+            Age::Recent => self.refresh_if_old(access).await?,
         }
-        self.answer(question.into(), Some("version=2")).await
+        self.upload_pack_rpc(request.into(), Some("version=2"))
+            .await
     }
 
-    /// Begins to serve a fetch. The directory is in use until that ends.
+    /// Starts `git upload-pack` on the mirror. The guard marks the directory as in use.
     pub(crate) async fn upload_pack(
         &self,
         arguments: &[&str],
         protocol: Option<&'static str>,
-    ) -> Result<(Child, Usage), Stale> {
-        let usage = self.room.enter().await;
+    ) -> Result<(Child, UsageGuard), MirrorError> {
+        let usage = self.directory.acquire().await;
         Ok((self.git.upload_pack(arguments, protocol)?, usage))
     }
 
-    pub(crate) async fn answer(
+    /// Runs `git upload-pack` for one request of smart HTTP and returns its output.
+    pub(crate) async fn upload_pack_rpc(
         &self,
-        question: Bytes,
+        request: Bytes,
         protocol: Option<&'static str>,
-    ) -> Result<Output, Stale> {
+    ) -> Result<ChildOutput, MirrorError> {
         let (mut child, usage) = self.upload_pack(&["--stateless-rpc"], protocol).await?;
         let stdin = child.stdin.take();
         tokio::spawn(async move {
             if let Some(mut stdin) = stdin {
-                // A program that has heard enough hangs up.
-                let _ = stdin.write_all(&question).await;
+                // An error means that git closed its input early, which is allowed.
+                let _ = stdin.write_all(&request).await;
             }
         });
-        Ok(Output::new(child, b"").using(usage))
+        Ok(ChildOutput::new(child, b"").using(usage))
     }
 
-    async fn fetch(&self, asking: &Asking<'_>) -> Result<(), Stale> {
-        let _usage = self.room.enter().await;
-        let upstream = Upstream::reach(&self.settings, asking).await?;
-        let theirs = Refs::read(&self.git.list(&upstream).await?).ok_or_else(Stale::refs)?;
+    async fn fetch(&self, access: &UpstreamAccess<'_>) -> Result<(), MirrorError> {
+        let _usage = self.directory.acquire().await;
+        let upstream = MirrorUpstream::resolve(&self.settings, access).await?;
+        let theirs = RefList::parse(&self.git.list_upstream(&upstream).await?)
+            .ok_or_else(MirrorError::refs)?;
         if self.git.exists().await {
-            self.git.tidy(self.room.is_repacked()).await;
+            self.git
+                .remove_leftovers(self.directory.is_repacking())
+                .await;
         } else {
             self.git.init(theirs.object_format()).await?;
         }
         let ours = self.git.refs().await?;
-        if Refs::read(&ours).is_none_or(|ours| ours.each != theirs.each) {
-            self.git.fetch(&upstream, &MIRRORED).await?;
+        if RefList::parse(&ours).is_none_or(|ours| ours.ids != theirs.ids) {
+            self.git.fetch(&upstream, &MIRRORED_REFS).await?;
         }
         if let Some(head) = &theirs.head {
-            self.git.point_head(head).await?;
+            self.git.set_head(head).await?;
         }
         Ok(())
     }
 }
 
-/// A list of refs.
+/// A list of refs as git prints it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Refs {
-    /// Names and what they point to.
-    each: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// What HEAD stands for.
+struct RefList {
+    /// Object ids by ref name.
+    ids: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The branch that HEAD points to.
     head: Option<String>,
 }
 
-impl Refs {
-    /// Reads `id<tab or space>name` lines, and `ref: name<tab>HEAD` where HEAD stands for
-    /// something. What is below neither branches nor tags is left out, and what tags stand
-    /// for.
-    fn read(list: &[u8]) -> Option<Self> {
+impl RefList {
+    /// Parses lines `id<tab or space>name` and `ref: name<tab>HEAD`. Keeps branches and tags;
+    /// leaves out other refs and peeled tags (`^{}`).
+    fn parse(list: &[u8]) -> Option<Self> {
         let mut refs = Self::default();
         for line in list.split(|byte| *byte == b'\n') {
             if line.is_empty() {
@@ -285,15 +305,15 @@ impl Refs {
             }
             let mirrored = name.starts_with(b"refs/heads/") || name.starts_with(b"refs/tags/");
             if mirrored && !name.ends_with(b"^{}") {
-                refs.each.insert(name.to_vec(), value.to_vec());
+                refs.ids.insert(name.to_vec(), value.to_vec());
             }
         }
         Some(refs)
     }
 
-    /// How upstream names its objects, as far as it has any.
+    /// The object format of upstream; SHA-1 if it has no refs.
     fn object_format(&self) -> &'static str {
-        match self.each.values().next().map(Vec::len) {
+        match self.ids.values().next().map(Vec::len) {
             Some(64) => "sha256",
             _ => "sha1",
         }
@@ -305,38 +325,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_a_killed_gate_left_are_removed_and_mirrors_stay() {
+    fn open_removes_leftover_keys_and_keeps_mirrors() {
         let directory = tempfile::tempdir().unwrap();
-        let (key, kept) = (directory.path().join(".kept-1"), directory.path().join("a"));
+        let (key, mirror) = (directory.path().join(".kept-1"), directory.path().join("a"));
         std::fs::write(&key, "secret").unwrap();
-        std::fs::create_dir(&kept).unwrap();
+        std::fs::create_dir(&mirror).unwrap();
         Mirrors::open(directory.path()).unwrap();
-        assert!(!key.exists() && kept.exists());
+        assert!(!key.exists() && mirror.exists());
     }
 
     #[test]
-    fn a_list_of_refs_is_read_as_git_prints_it() {
+    fn ref_list_of_git_is_parsed() {
         let one = "1".repeat(40);
         let listed = format!(
             "ref: refs/heads/trunk\tHEAD\n{one}\tHEAD\n{one}\trefs/heads/trunk\n\
              {one}\trefs/tags/v1\n{one}\trefs/tags/v1^{{}}\n{one}\trefs/pull/1/head\n"
         );
-        let theirs = Refs::read(listed.as_bytes()).unwrap();
+        let theirs = RefList::parse(listed.as_bytes()).unwrap();
         assert_eq!(theirs.head.as_deref(), Some("refs/heads/trunk"));
         let ours = format!("{one} refs/heads/trunk\n{one} refs/tags/v1\n");
-        assert_eq!(Refs::read(ours.as_bytes()).unwrap().each, theirs.each);
+        assert_eq!(RefList::parse(ours.as_bytes()).unwrap().ids, theirs.ids);
         assert_eq!(theirs.object_format(), "sha1");
         let long = format!("{}\trefs/heads/a\n", "2".repeat(64));
-        let long = Refs::read(long.as_bytes()).unwrap();
+        let long = RefList::parse(long.as_bytes()).unwrap();
         assert_eq!(long.object_format(), "sha256");
-        assert_eq!(Refs::read(b""), Some(Refs::default()));
+        assert_eq!(RefList::parse(b""), Some(RefList::default()));
         for bad in [
             "refs/heads/a",
             "abc\trefs/heads/a",
             "ref: \u{ff}",
             "fatal: x",
         ] {
-            assert_eq!(Refs::read(bad.as_bytes()), None, "{bad}");
+            assert_eq!(RefList::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Mirrors as sandboxes reach them: over smart HTTP and in git's own protocol.
+//! Serves mirrors to sandboxes, over smart HTTP and over the git protocol.
 
 pub mod daemon;
 mod held_push;
-mod push;
-pub mod serve;
+pub mod smart_http;
+mod upstream_push;

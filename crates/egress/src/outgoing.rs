@@ -1,4 +1,4 @@
-//! A request that may leave: the only thing that the dialer sends.
+//! Outgoing requests: the only type that the dialer sends.
 
 use config::section::git::{MirrorSettings, MirrorTransport};
 use http::Request;
@@ -6,83 +6,83 @@ use policy::allowlist::Target;
 use policy::host::Host;
 use policy::proof::Cleared;
 
-use crate::body::Content;
+use crate::body::MessageBody;
 
-/// Where a request goes.
+/// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// The host, as it was judged.
+    /// The host that was checked.
     pub host: Host,
-    /// The port, as it was judged.
+    /// The port that was checked.
     pub port: u16,
-    /// Whether TLS is spoken there.
+    /// Whether TLS is used.
     pub tls: bool,
 }
 
 /// Whether a credential may be added to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// The credential that its sandbox was granted for the host, if it was.
+    /// The credential that the sandbox is granted for the host, if any.
     Granted,
-    /// None: the request is sent as anybody could send it.
+    /// No credential.
     Anonymous,
 }
 
-/// A request that may leave. It is made from a [`Cleared`] request, or is the gate's own.
+/// A request that may be sent: a [`Cleared`] one, or the gate's own.
 #[derive(Debug)]
 pub struct Outgoing {
     route: Route,
-    request: Request<Content>,
+    request: Request<MessageBody>,
     credentials: Credentials,
 }
 
-/// What a cleared request is made of when it leaves.
+/// Parts of a cleared request for sending.
 pub struct RequestParts<T> {
     /// The request, built anew.
-    pub request: Request<Content>,
-    /// Whether it goes over TLS.
+    pub request: Request<MessageBody>,
+    /// Whether TLS is used.
     pub tls: bool,
     /// Whether a credential may be added.
     pub credentials: Credentials,
-    /// Whatever else the caller needs of it.
+    /// Other values for the caller.
     pub rest: T,
 }
 
 impl Outgoing {
-    /// A request that passed every check, to the target that was permitted. `build` makes the
-    /// request from it. The admission comes back, to be settled with the outcome.
+    /// Converts a cleared request with `build`; its destination is the permitted target. Returns
+    /// the admission, which the caller settles with the outcome.
     pub fn cleared<R, A, T, E>(
         cleared: Cleared<R, A>,
         build: impl FnOnce(R, &Target) -> Result<RequestParts<T>, E>,
     ) -> Result<(Self, Target, A, T), E> {
         let parts = cleared.into_parts();
         let target = parts.permit.into_target();
-        let departure = build(parts.request, &target)?;
+        let built = build(parts.request, &target)?;
         let outgoing = Self {
             route: Route {
                 host: target.host.clone(),
                 port: target.port,
-                tls: departure.tls,
+                tls: built.tls,
             },
-            request: departure.request,
-            credentials: departure.credentials,
+            request: built.request,
+            credentials: built.credentials,
         };
-        Ok((outgoing, target, parts.admission, departure.rest))
+        Ok((outgoing, target, parts.admission, built.rest))
     }
 
-    /// A request to the upstream of a mirror; none where its address cannot be read.
-    pub fn for_mirror(mirror: &MirrorSettings, request: Request<Content>) -> Option<Self> {
-        let place = mirror.address()?;
+    /// A request to the upstream of a mirror; `None` if its address is invalid.
+    pub fn for_mirror(mirror: &MirrorSettings, request: Request<MessageBody>) -> Option<Self> {
+        let address = mirror.address()?;
         let route = Route {
-            host: place.host,
-            port: place.port,
-            tls: place.transport == MirrorTransport::Https,
+            host: address.host,
+            port: address.port,
+            tls: address.transport == MirrorTransport::Https,
         };
         Some(Self::gate_own(route, request))
     }
 
-    /// A request that the gate sends on its own account.
-    pub fn gate_own(route: Route, request: Request<Content>) -> Self {
+    /// A request of the gate itself.
+    pub fn gate_own(route: Route, request: Request<MessageBody>) -> Self {
         Self {
             route,
             request,
@@ -90,32 +90,32 @@ impl Outgoing {
         }
     }
 
-    /// Where it goes.
+    /// The destination.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
     /// The request.
-    pub fn request(&self) -> &Request<Content> {
+    pub fn request(&self) -> &Request<MessageBody> {
         &self.request
     }
 
-    /// Whether a credential may be added to it.
+    /// Whether a credential may be added to the request.
     pub fn credentials(&self) -> Credentials {
         self.credentials
     }
 
-    /// The same with another body and other headers, for a change of the protocol.
+    /// Changes body and headers, for a protocol upgrade.
     #[must_use]
-    pub fn map(self, change: impl FnOnce(Request<Content>) -> Request<Content>) -> Self {
+    pub fn map(self, change: impl FnOnce(Request<MessageBody>) -> Request<MessageBody>) -> Self {
         Self {
             request: change(self.request),
             ..self
         }
     }
 
-    /// Takes it apart, to send it.
-    pub(crate) fn into_parts(self) -> (Route, Request<Content>) {
+    /// Splits into route and request, for sending.
+    pub(crate) fn into_parts(self) -> (Route, Request<MessageBody>) {
         (self.route, self.request)
     }
 }

@@ -1,48 +1,48 @@
-//! A request that the gate itself sends for a push, to learn what upstream has: it passes the
-//! same checks, and has a record of its own.
+//! Requests that the gate itself sends for a push, to read the upstream's refs and objects. They
+//! pass the same checks as a client's request and have their own audit records.
 
 use decide::subject::{HeadFacts, RequestFacts, Subject};
 use http::Response;
 use policy::allowlist::Target;
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::audit::Kind;
 use policy::proof::{Clearance, Identified};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Verdict};
 
 use crate::admission::{self, admit};
-use crate::dialer::Arriving;
-use crate::forward::{self, Preparing, Reply};
+use crate::dialer::UpstreamBody;
+use crate::forward::{self, ClientResponse, Preparing};
 use crate::headers;
 use crate::in_flight::InFlight;
-use crate::message::Message;
-use crate::refusal::Refusal;
+use crate::message::PipelineRequest;
+use crate::refusal::RequestRefusal;
 use crate::request_cx::RequestCx;
 use crate::request_log::RequestLog;
-use crate::source::Source;
+use crate::source::ConnectionSource;
 use crate::stage::Stage;
 
-/// Sends a request of the gate's own to `target`, and returns the answer. What the operator
-/// answered about the push holds for it as well, where it raises the same question.
+/// Sends a request of the gate itself to `target`. The operator's approval of the push also
+/// counts for this request, where it raises the same question.
 pub async fn send(
     cx: &RequestCx,
     target: Target,
-    message: Message,
-    answers: &Answers,
-) -> Result<(Response<Arriving>, InFlight), Refusal> {
-    let mut trail = RequestLog::begin(&cx.services, Some(&cx.sandbox), Kind::Git, None);
-    trail.event.event = Some("asked_for_push".to_owned());
-    trail.event.method = Some(target.method.as_str().to_owned());
-    trail.event.host = Some(target.host.to_string());
-    trail.event.port = Some(target.port);
-    trail.event.path = Some(target.path.wire().to_owned());
-    match Box::pin(send_checked(cx, target, message, answers, &mut trail)).await {
+    message: PipelineRequest,
+    answers: &ApprovalAnswers,
+) -> Result<(Response<UpstreamBody>, InFlight), RequestRefusal> {
+    let mut log = RequestLog::begin(&cx.services, Some(&cx.sandbox), Kind::Git, None);
+    log.event.event = Some("asked_for_push".to_owned());
+    log.event.method = Some(target.method.as_str().to_owned());
+    log.event.host = Some(target.host.to_string());
+    log.event.port = Some(target.port);
+    log.event.path = Some(target.path.wire().to_owned());
+    match Box::pin(send_checked(cx, target, message, answers, &mut log)).await {
         Ok((response, in_flight)) => {
-            trail.answered(response.status());
+            log.record_status(response.status());
             Ok((response, in_flight))
         }
         Err(refusal) => {
-            trail.refused(refusal.stage, &refusal.denial);
+            log.record_refusal(refusal.stage, &refusal.denial);
             Err(refusal)
         }
     }
@@ -51,13 +51,13 @@ pub async fn send(
 async fn send_checked(
     cx: &RequestCx,
     target: Target,
-    message: Message,
-    answers: &Answers,
-    trail: &mut RequestLog,
-) -> Result<(Response<Arriving>, InFlight), Refusal> {
-    let source = Source::Listener(std::sync::Arc::clone(&cx.sandbox));
+    message: PipelineRequest,
+    answers: &ApprovalAnswers,
+    log: &mut RequestLog,
+) -> Result<(Response<UpstreamBody>, InFlight), RequestRefusal> {
+    let source = ConnectionSource::Listener(std::sync::Arc::clone(&cx.sandbox));
     let identity = source.identify(&cx.services, None)?;
-    let (pass, admission) = admit(cx, &target.host, None, trail)?;
+    let (pass, admission) = admit(cx, &target.host, None, log)?;
     let (host, port) = (target.host.clone(), target.port);
     let request = Identified::new(message, identity).admit(pass, admission);
     let (message, identity) = (request.request(), request.identity());
@@ -70,35 +70,43 @@ async fn send_checked(
         registration: Some(identity.registration()),
     };
     let mut decided = cx.decide(Subject::Request(facts), answers).wait().await;
-    cx.record_bundles(&decided, trail).await;
+    cx.record_bundles(&decided, log).await;
     let stage = Stage::of(decided.check);
     let (permit, recorded) = (decided.permit.take(), std::mem::take(&mut decided.recorded));
     let permit = match (decided.verdict, permit) {
         (Verdict::Allow { .. } | Verdict::Modify(_), Some(permit)) => permit,
-        (Verdict::Deny(denial), _) => return Err(Refusal::new(stage, *denial)),
-        // The push waits for it already.
-        (Verdict::Ask(question), _) => return Err(Refusal::new(stage, question.unattended())),
-        (_, None) => return Err(Refusal::new(stage, Denial::new(Reason::Internal, "decide"))),
+        (Verdict::Deny(denial), _) => return Err(RequestRefusal::new(stage, *denial)),
+        // The push already waits for the operator.
+        (Verdict::Ask(question), _) => {
+            return Err(RequestRefusal::new(stage, question.unattended()));
+        }
+        (_, None) => {
+            return Err(RequestRefusal::new(
+                stage,
+                Denial::new(Reason::Internal, "decide"),
+            ));
+        }
     };
     admission::take_label(cx, &host, port)?;
     let permitted = request.permit(permit);
-    let mut request = permitted.map_err(|misused| Refusal::new(Stage::Policy, misused.denial))?;
+    let mut request =
+        permitted.map_err(|misused| RequestRefusal::new(Stage::Policy, misused.denial))?;
     request.request_mut().recorded = recorded;
-    trail.allowed(request.permit().rule());
-    trail.passed(Stage::Policy);
-    // The gate wrote it.
+    log.record_allow(request.permit().rule());
+    log.end_stage(Stage::Policy);
+    // The gate wrote the request, so its content needs no inspection.
     let request = request.clear(Clearance::nothing_configured());
-    let leaving = match forward::prepare(cx.clone(), request, answers)? {
-        Preparing::Now(leaving) => leaving,
+    let prepared = match forward::prepare(cx.clone(), request, answers)? {
+        Preparing::Now(prepared) => prepared,
         Preparing::Later(preparing) => preparing.await?,
     };
-    let reply = leaving.send().await?;
-    trail.passed(Stage::Forward);
+    let reply = prepared.send().await?;
+    log.end_stage(Stage::Forward);
     match reply {
-        Reply::Theirs(response, in_flight) => Ok((response, in_flight)),
-        Reply::Ours(_) | Reply::Changed(..) | Reply::Upgraded(_) => {
+        ClientResponse::Upstream(response, in_flight) => Ok((response, in_flight)),
+        ClientResponse::Gate(_) | ClientResponse::Changed(..) | ClientResponse::Upgraded(_) => {
             let denial = Denial::new(Reason::Internal, "pipeline");
-            Err(Refusal::new(Stage::Forward, denial))
+            Err(RequestRefusal::new(Stage::Forward, denial))
         }
     }
 }

@@ -1,18 +1,18 @@
-//! TLS that is passed on unread, to a host whose clients take no certificate but its own.
+//! TLS passthrough: relays TLS without decryption, for hosts whose clients pin the certificate.
 //!
-//! The rules see the name, the port and the program, and so do the operator's policies; no
-//! credential is added, and the record says `unread`.
+//! Rules and policy bundles see the name, the port and the program. No credential is added, and
+//! the record is marked `unread`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use decide::checks::Check;
-use decide::hold::{self, Attempt, Held, Holding};
+use decide::hold::{self, Attempt, HeldSubject, Holding};
 use decide::subject::{PassthroughFacts, Subject};
-use policy::answer::{Answer, Answers};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::audit::Kind;
-use policy::breaker::Outcome;
-use policy::bucket::Pass;
+use policy::breaker::UpstreamOutcome;
+use policy::bucket::RateLimitPass;
 use policy::proof::Identified;
 use policy::reason::Reason;
 use policy::verdict::{Denial, Digest, Verdict};
@@ -21,9 +21,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::admission::{self, Admission, admit};
 use crate::client_connection::ClientConnection;
 use crate::forward;
-use crate::hello::{Hello, Replay};
+use crate::hello::{Hello, ReplayStream};
 use crate::in_flight::{Authorized, AuthorizedConnection, InFlight};
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::request::Destination;
 use crate::request_cx::{self, RequestCx};
 use crate::request_log::RequestLog;
@@ -32,45 +32,45 @@ use crate::source::reserve_record;
 use crate::splice;
 use crate::stage::Stage;
 
-/// How long a connection waits for the operator's answer: its client waits in a handshake.
+/// How long a connection waits for an approval: its client waits in the handshake.
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
-/// Passes a connection on that began with `hello`.
+/// Relays a connection that began with `hello`.
 pub async fn pass<IO>(
-    visit: &ClientConnection,
+    connection: &ClientConnection,
     sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
-    io: Replay<IO>,
+    io: ReplayStream<IO>,
 ) where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = RequestLog::begin(&visit.services, Some(sandbox), Kind::Http, slot);
-    trail.event.host = Some(destination.host.to_string());
-    trail.event.port = Some(destination.port);
-    trail.event.method = Some("CONNECT".to_owned());
-    trail.event.unread = true;
-    if let Err(refusal) = join(visit, sandbox, destination, hello, io, &mut trail).await {
-        // The client cannot be told: the stream is not ours to speak on.
-        trail.refused(refusal.stage, &refusal.denial);
+    let mut log = RequestLog::begin(&connection.services, Some(sandbox), Kind::Http, slot);
+    log.event.host = Some(destination.host.to_string());
+    log.event.port = Some(destination.port);
+    log.event.method = Some("CONNECT".to_owned());
+    log.event.unread = true;
+    if let Err(refusal) = relay(connection, sandbox, destination, hello, io, &mut log).await {
+        // No error response: the client expects TLS from the upstream.
+        log.record_refusal(refusal.stage, &refusal.denial);
     }
 }
 
-async fn join<IO>(
-    visit: &ClientConnection,
+async fn relay<IO>(
+    connection: &ClientConnection,
     sandbox: &Arc<SandboxState>,
     destination: Destination,
     hello: &Hello,
-    mut io: Replay<IO>,
-    trail: &mut RequestLog,
-) -> Result<(), Refusal>
+    mut io: ReplayStream<IO>,
+    log: &mut RequestLog,
+) -> Result<(), RequestRefusal>
 where
     IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let services = &visit.services;
+    let services = &connection.services;
     let mut held = HeldConnection {
-        visit,
+        connection,
         sandbox,
         destination: &destination,
         has_ech: hello.has_ech,
@@ -79,7 +79,7 @@ where
         label_paid: false,
         asked_by: Check::Allowlist,
         waiting: None,
-        trail,
+        log,
     };
     let holding = Holding {
         questions: services.questions(),
@@ -87,79 +87,82 @@ where
         limit: Some(MAX_HOLD),
     };
     let (cx, admission, in_flight) = hold::settle(&mut held, holding).await?;
-    trail.passed(Stage::Policy);
+    log.end_stage(Stage::Policy);
     let (host, port) = (&destination.host, destination.port);
     let connecting = services.dialer().connect(sandbox.id(), host, port);
     let connected = tokio::select! {
         connected = connecting => connected,
         () = in_flight.revoked() => {
-            let denial = services.why_revoked(sandbox, in_flight).await;
-            return Err(Refusal::new(Stage::Policy, denial));
+            let denial = services.revocation_reason(sandbox, in_flight).await;
+            return Err(RequestRefusal::new(Stage::Policy, denial));
         }
     };
     let upstream = match connected {
         Ok((upstream, _)) => {
-            admission.settle(Outcome::Success);
+            admission.settle(UpstreamOutcome::Success);
             upstream
         }
         Err(error) => {
             admission.settle(if error.counts_as_failure() {
-                Outcome::Failure
+                UpstreamOutcome::Failure
             } else {
-                Outcome::Abandoned
+                UpstreamOutcome::Abandoned
             });
             return Err(forward::refusal(&error));
         }
     };
-    trail.passed(Stage::Forward);
+    log.end_stage(Stage::Forward);
     let idle = cx.snapshot.settings.egress.timeouts.idle;
-    if let Err(error) = splice::join(io, upstream, &trail.tally, &in_flight, idle).await {
-        tracing::debug!(%error, "a connection that was passed on ended");
+    if let Err(error) = splice::join(io, upstream, &log.tally, &in_flight, idle).await {
+        tracing::debug!(%error, "passthrough connection failed");
     }
     Ok(())
 }
 
-/// A connection that is decided, and may have to wait in between.
+/// A connection while it is decided, which may include waiting for an approval.
 struct HeldConnection<'a, IO> {
-    visit: &'a ClientConnection,
+    connection: &'a ClientConnection,
     sandbox: &'a Arc<SandboxState>,
     destination: &'a Destination,
     has_ech: bool,
-    /// The client's end, which is watched while it waits.
-    client: &'a mut Replay<IO>,
-    /// The token it has paid.
-    paid: Option<Pass>,
+    /// The client's stream, watched for a disconnect while the connection waits.
+    client: &'a mut ReplayStream<IO>,
+    /// The rate limit token that the connection has taken.
+    paid: Option<RateLimitPass>,
     label_paid: bool,
     asked_by: Check,
-    /// Its entry in the in-flight set while it waits.
+    /// The entry in the in-flight set while the connection waits.
     waiting: Option<InFlight>,
-    trail: &'a mut RequestLog,
+    log: &'a mut RequestLog,
 }
 
-impl<IO> Held for HeldConnection<'_, IO>
+impl<IO> HeldSubject for HeldConnection<'_, IO>
 where
     IO: AsyncRead + Send + Unpin,
 {
     type Allowed = (RequestCx, Admission, InFlight);
-    type Refused = Refusal;
+    type Refused = RequestRefusal;
 
-    async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<Self::Allowed>, Refusal> {
+    async fn attempt(
+        &mut self,
+        answers: &ApprovalAnswers,
+    ) -> Result<Attempt<Self::Allowed>, RequestRefusal> {
         if self.waiting.take().is_some() {
-            self.trail.resumed();
+            self.log.restart_stage_timer();
         }
-        let services = &self.visit.services;
+        let services = &self.connection.services;
         let cx = RequestCx::new(services, self.sandbox);
-        let identity = self.visit.source.identify(services, None)?;
-        self.trail.passed(Stage::Identity);
+        let identity = self.connection.source.identify(services, None)?;
+        self.log.end_stage(Stage::Identity);
         if self.has_ech {
             let denial = Denial::new(Reason::NameMismatch, "passthrough")
-                .because("the hello hides its real name (ECH)");
-            return Err(Refusal::new(Stage::Request, denial));
+                .with_evidence("the TLS hello encrypts its real name (ECH)");
+            return Err(RequestRefusal::new(Stage::Request, denial));
         }
         let (host, port) = (&self.destination.host, self.destination.port);
-        let (pass, admission) = admit(&cx, host, self.paid.take(), self.trail)?;
+        let (pass, admission) = admit(&cx, host, self.paid.take(), self.log)?;
         let request = Identified::new((), identity).admit(pass, admission);
-        let program = self.visit.connection_info.program(&cx).await;
+        let program = self.connection.connection_info.program(&cx).await;
         let facts = PassthroughFacts {
             sandbox: self.sandbox.id(),
             host,
@@ -170,16 +173,16 @@ where
         };
         let decided = cx.decide(Subject::Passthrough(facts), answers).wait().await;
         if let Verdict::Allow { rule } = &decided.verdict {
-            self.trail.allowed(rule);
+            self.log.record_allow(rule);
         }
-        cx.record_bundles(&decided, self.trail).await;
+        cx.record_bundles(&decided, self.log).await;
         let stage = Stage::of(decided.check);
         match decided.verdict {
             Verdict::Allow { .. } | Verdict::Modify(_) => {}
-            Verdict::Deny(denial) => return Err(Refusal::new(stage, *denial)),
+            Verdict::Deny(denial) => return Err(RequestRefusal::new(stage, *denial)),
             Verdict::Ask(question) => {
                 self.asked_by = decided.check;
-                self.trail.asked(&question);
+                self.log.record_question(&question);
                 let ((), pass) = request.release();
                 self.paid = Some(pass);
                 return Ok(Attempt::Ask(question));
@@ -197,20 +200,20 @@ where
             answers: answers.clone(),
         }));
         let entered = cx.enter(authorized).wait().await;
-        let in_flight = entered.map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+        let in_flight = entered.map_err(|denial| RequestRefusal::new(Stage::Policy, denial))?;
         Ok(Attempt::Done((cx, request.into_admission(), in_flight)))
     }
 
-    fn refuse(&self, denial: Denial) -> Refusal {
-        Refusal::new(Stage::of(self.asked_by), denial)
+    fn refuse(&self, denial: Denial) -> RequestRefusal {
+        RequestRefusal::new(Stage::of(self.asked_by), denial)
     }
 
     fn snapshot(&self) -> u64 {
-        let services = &self.visit.services;
+        let services = &self.connection.services;
         services.snapshot_for(Some(self.sandbox)).number
     }
 
-    async fn secure(&mut self) -> Result<(), Refusal> {
+    async fn secure(&mut self) -> Result<(), RequestRefusal> {
         self.waiting = Some(self.sandbox.in_flight.enter(Authorized::Held));
         Ok(())
     }
@@ -223,14 +226,14 @@ where
             }
         };
         tokio::select! {
-            () = revoked => request_cx::ended(self.sandbox),
-            // Nothing else reads from it while it waits.
-            () = self.client.left() => Denial::new(Reason::ClientLeft, "tls")
-                .because("it left while the operator was asked"),
+            () = revoked => request_cx::ended_denial(self.sandbox),
+            // Nothing else reads from the client meanwhile.
+            () = self.client.client_closed() => Denial::new(Reason::ClientLeft, "tls")
+                .with_evidence("the client disconnected while waiting for an approval"),
         }
     }
 
-    fn grant(&mut self, digest: Digest, answer: &Answer) {
-        RequestCx::new(&self.visit.services, self.sandbox).grant(digest, answer);
+    fn grant(&mut self, digest: Digest, answer: &ApprovalAnswer) {
+        RequestCx::new(&self.connection.services, self.sandbox).grant(digest, answer);
     }
 }

@@ -1,14 +1,14 @@
 //! Request pipeline: the ordered stages of every proxied request.
 //!
-//! [`pass`] finds out where a request goes; [`HeldRequest`] is one attempt after another to have
-//! it allowed: identity, admission, head, content. Each stage takes what only the one before it
-//! can give, so that none can be left out.
+//! [`pass`] finds the destination of a request; [`HeldRequest`] repeats identity, admission, head
+//! and content checks until the request is decided. Each stage takes a value that only the stage
+//! before it can create, so that none can be left out.
 
 use std::sync::Arc;
 
 use decide::checks::Check;
 use decide::decision::Decided;
-use decide::hold::{self, Attempt, Held, Holding};
+use decide::hold::{self, Attempt, HeldSubject, Holding};
 use decide::subject::{BodyFacts, HeadFacts, RepositoryAccess, RequestFacts, Subject};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, EXPECT, HeaderMap, HeaderValue};
 use http::request::Parts;
@@ -17,9 +17,9 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use policy::allowlist::Target;
-use policy::answer::{Answer, Answers};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::audit::Kind;
-use policy::bucket::Pass;
+use policy::bucket::RateLimitPass;
 use policy::endpoint::Method;
 use policy::github::GithubRules;
 use policy::identity::Identity;
@@ -30,182 +30,187 @@ use policy::repository::RepositoryOperation;
 use policy::verdict::{Denial, Digest, Question, Verdict};
 
 use crate::admission::{self, Admission, admit, take_token};
-use crate::body::Content;
+use crate::body::MessageBody;
 use crate::body_stream;
-use crate::forward::{self, PreparedRequest, Preparing, Reply};
-use crate::git::receive::{self, Arrival, PushVerdict};
-use crate::git::upstream::Upstream;
-use crate::git_protocol::push::Capabilities;
+use crate::forward::{self, ClientResponse, PreparedRequest, Preparing};
+use crate::git::receive::{self, IncomingPush, PushVerdict};
+use crate::git::upstream_trees::UpstreamRepository;
+use crate::git_protocol::push::PushCapabilities;
 use crate::headers;
 use crate::in_flight::{Authorized, InFlight};
 use crate::internal;
-use crate::message::{BodyPlan, BodyState, Handover, Message};
-use crate::mirror_server::serve::{self, Visitor};
+use crate::message::{BodyPlan, BodyState, Handover, PipelineRequest};
+use crate::mirror_server::smart_http::{self, MirrorRequest};
 use crate::outgoing::Credentials;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::request::{self, ConnectionInfo, Destination};
 use crate::request_cx::{self, RequestCx};
 use crate::request_log::RequestLog;
 use crate::response_filters::{ResponseFilter, ResponseFilters};
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::source::{self, Source, reserve_record};
+use crate::source::{self, ConnectionSource, reserve_record};
 use crate::stage::Stage;
 use crate::unread_body::UnreadBody;
 
-/// The largest body that is read for the rules of GitHub's API.
-const MAX_READ_BODY: usize = 1024 * 1024;
+/// Largest request body that is read for the rules of GitHub's API.
+const MAX_INSPECTED_BODY: usize = 1024 * 1024;
 
-/// Answers one request. Whatever happens is recorded, once.
+/// Answers one request and writes one audit record, however the request ends.
 pub async fn answer(
     services: &Arc<Services>,
-    source: &Source,
+    source: &ConnectionSource,
     connection_info: &ConnectionInfo,
     head: Box<Parts>,
     body: Incoming,
-) -> Response<Content> {
-    let body = leftover(&head, body);
-    let mut trail = begin(services, source, connection_info).await;
-    trail.event.method = Some(beginning(head.method.as_str(), 32));
-    let passed = pass(services, source, connection_info, head, body, &mut trail).await;
+) -> Response<MessageBody> {
+    let body = unread_body(&head, body);
+    let mut log = begin(services, source, connection_info).await;
+    log.event.method = Some(truncated(head.method.as_str(), 32));
+    let result = pass(services, source, connection_info, head, body, &mut log).await;
     let idle = || {
         let snapshot = services.policy().load();
         snapshot.settings.egress.timeouts.idle
     };
-    match passed {
-        Ok((Reply::Ours(response), _)) => {
-            trail.answered(response.status());
+    match result {
+        Ok((ClientResponse::Gate(response), _)) => {
+            log.record_status(response.status());
             response
         }
-        Ok((Reply::Theirs(response, in_flight), mut filters)) => {
-            trail.answered(response.status());
+        Ok((ClientResponse::Upstream(response, in_flight), mut filters)) => {
+            log.record_status(response.status());
             filters.choose(&response);
             if filters.is_empty() {
-                return response.map(|body| body_stream::receiving(body, trail, in_flight, idle()));
+                return response
+                    .map(|body| body_stream::response_body(body, log, in_flight, idle()));
             }
-            let response = response.map(|body| body_stream::arriving(body, idle()));
+            let response = response.map(|body| body_stream::with_idle_timeout(body, idle()));
             let response = filters.apply(response);
-            response.map(|body| body_stream::filtered(body, trail, in_flight))
+            response.map(|body| body_stream::filtered_response_body(body, log, in_flight))
         }
-        Ok((Reply::Changed(response, in_flight), _)) => {
-            trail.answered(response.status());
-            response.map(|body| body_stream::receiving(body, trail, in_flight, idle()))
+        Ok((ClientResponse::Changed(response, in_flight), _)) => {
+            log.record_status(response.status());
+            response.map(|body| body_stream::response_body(body, log, in_flight, idle()))
         }
-        Ok((Reply::Upgraded(upgrade), _)) => {
-            trail.answered(StatusCode::SWITCHING_PROTOCOLS);
-            upgrade.begin(services, trail, idle())
+        Ok((ClientResponse::Upgraded(upgrade), _)) => {
+            log.record_status(StatusCode::SWITCHING_PROTOCOLS);
+            upgrade.begin(services, log, idle())
         }
-        Err(refusal) => refuse(source, trail, &refusal),
+        Err(refusal) => refuse(source, log, &refusal),
     }
 }
 
-/// Answers a message that never became a request.
+/// Answers a message that could not be parsed as a request.
 pub async fn answer_fault(
     services: &Arc<Services>,
-    source: &Source,
+    source: &ConnectionSource,
     connection_info: &ConnectionInfo,
     denial: Denial,
-) -> Response<Content> {
-    let trail = begin(services, source, connection_info).await;
-    refuse(source, trail, &Refusal::new(Stage::Request, denial))
+) -> Response<MessageBody> {
+    let log = begin(services, source, connection_info).await;
+    refuse(source, log, &RequestRefusal::new(Stage::Request, denial))
 }
 
-/// Decides whether a tunnel is opened. `decided` is what the rules say of it.
+/// Decides whether a CONNECT tunnel is opened. `decided` returns the verdict of the rules.
 pub async fn answer_tunnel(
     services: &Arc<Services>,
-    source: &Source,
+    source: &ConnectionSource,
     connection_info: &ConnectionInfo,
     head: &Parts,
     decided: impl FnOnce() -> Result<(), Denial>,
-) -> Result<(), Response<Content>> {
-    let mut trail = begin(services, source, connection_info).await;
-    trail.event.method = Some("CONNECT".to_owned());
-    trail.event.host = head
+) -> Result<(), Response<MessageBody>> {
+    let mut log = begin(services, source, connection_info).await;
+    log.event.method = Some("CONNECT".to_owned());
+    log.event.host = head
         .uri
         .authority()
-        .map(|authority| beginning(authority.as_str(), 256));
+        .map(|authority| truncated(authority.as_str(), 256));
     let decided = source
         .identify_request(services, head)
-        .and_then(|_| decided().map_err(|denial| Refusal::new(Stage::Policy, denial)));
+        .and_then(|_| decided().map_err(|denial| RequestRefusal::new(Stage::Policy, denial)));
     match decided {
         Ok(()) => {
-            trail.discard();
+            log.discard();
             Ok(())
         }
-        Err(refusal) => Err(refuse(source, trail, &refusal)),
+        Err(refusal) => Err(refuse(source, log, &refusal)),
     }
 }
 
 /// Disposes of an unread request body. With `Expect: 100-continue` the client has not sent it yet,
-/// and reading would make hyper send the 100. HTTP/2 has a way to stop the client, after which
-/// curl (as of 7.88) does not look at the answer.
-fn leftover(head: &Parts, body: Incoming) -> UnreadBody {
+/// and reading would make hyper send the 100. Otherwise the body is drained: after an HTTP/2 reset,
+/// curl (as of 7.88) does not read the response.
+fn unread_body(head: &Parts, body: Incoming) -> UnreadBody {
     if head.headers.contains_key(EXPECT) {
-        UnreadBody::let_go(body)
+        UnreadBody::discarded(body)
     } else {
         UnreadBody::drained(body)
     }
 }
 
-/// As much of what a client wrote as a record needs.
-fn beginning(text: &str, most: usize) -> String {
-    let end = text.floor_char_boundary(most);
+/// The first `max` bytes of a client's text, for an audit record.
+fn truncated(text: &str, max: usize) -> String {
+    let end = text.floor_char_boundary(max);
     text.get(..end).unwrap_or_default().to_owned()
 }
 
 async fn begin(
     services: &Arc<Services>,
-    source: &Source,
+    source: &ConnectionSource,
     connection_info: &ConnectionInfo,
 ) -> RequestLog {
     let sandbox = source.sandbox();
     let slot = reserve_record(sandbox).await;
-    let mut trail = RequestLog::begin(services, sandbox, Kind::Http, slot);
-    connection_info.note(&mut trail);
-    trail
+    let mut log = RequestLog::begin(services, sandbox, Kind::Http, slot);
+    connection_info.note(&mut log);
+    log
 }
 
-fn refuse(source: &Source, mut trail: RequestLog, refusal: &Refusal) -> Response<Content> {
-    trail.refused(refusal.stage, &refusal.denial);
-    let response = refusal.answer(source.sandbox().map(|sandbox| sandbox.id()), trail.id);
-    trail.answered(response.status());
+fn refuse(
+    source: &ConnectionSource,
+    mut log: RequestLog,
+    refusal: &RequestRefusal,
+) -> Response<MessageBody> {
+    log.record_refusal(refusal.stage, &refusal.denial);
+    let response = refusal.answer(source.sandbox().map(|sandbox| sandbox.id()), log.id);
+    log.record_status(response.status());
     response
 }
 
-/// The pipeline.
+/// Runs the stages of the pipeline.
 async fn pass(
     services: &Arc<Services>,
-    source: &Source,
+    source: &ConnectionSource,
     connection_info: &ConnectionInfo,
     mut head: Box<Parts>,
     body: UnreadBody,
-    trail: &mut RequestLog,
-) -> Result<(Reply, ResponseFilters), Refusal> {
-    // 1. Who is asking?
+    log: &mut RequestLog,
+) -> Result<(ClientResponse, ResponseFilters), RequestRefusal> {
+    // 1. Identity.
     let identity = source.identify_request(services, &head)?;
-    let sandbox = source.sandbox().ok_or_else(source::unknown)?;
+    let sandbox = source.sandbox().ok_or_else(source::unknown_source)?;
     let cx = RequestCx::new(services, sandbox);
-    trail.passed(Stage::Identity);
+    log.end_stage(Stage::Identity);
 
-    // What is asked for, where every place that says so agrees.
+    // The destination, on which tunnel, TLS hello and request must agree.
     let destination = connection_info
         .destination(&head)
-        .map_err(|denial| Refusal::new(Stage::Request, denial))?;
-    trail.event.host = Some(destination.host.to_string());
-    trail.event.port = Some(destination.port);
+        .map_err(|denial| RequestRefusal::new(Stage::Request, denial))?;
+    log.event.host = Some(destination.host.to_string());
+    log.event.port = Some(destination.port);
     let target = read_target(&identity, &head, &destination)?;
-    trail.event.path = Some(target.path.wire().to_owned());
+    log.event.path = Some(target.path.wire().to_owned());
     let idle = cx.snapshot.settings.egress.timeouts.idle;
-    let body = body_stream::sending(body, &trail.tally, idle);
-    trail.passed(Stage::Request);
+    let body = body_stream::request_body(body, &log.tally, idle);
+    log.end_stage(Stage::Request);
     if destination.is_internal() {
-        let answering = answer_internal(&cx, identity, &target, *head, body, trail);
+        let answering = answer_internal(&cx, identity, &target, *head, body, log);
         let reply = Box::pin(answering).await?;
         return Ok((reply, ResponseFilters::default()));
     }
     let handover = head.extensions.remove::<Handover>();
     let upgrade = head.extensions.remove::<OnUpgrade>();
-    let message = Message {
+    let message = PipelineRequest {
         body: BodyState::Stream(body),
         head,
         destination,
@@ -214,7 +219,7 @@ async fn pass(
         credentials: Credentials::Granted,
     };
 
-    // 2. Admission, head and content, again where the rules change or the operator is asked.
+    // 2. Admission, head and content, repeated after a change of the rules or an approval.
     let mut held = HeldRequest {
         services,
         source,
@@ -224,60 +229,62 @@ async fn pass(
         message: Some(message),
         paid: None,
         label_paid: false,
-        push_paid: false,
-        asked_by: AskedBy::Head(Check::Allowlist),
+        push_token_taken: false,
+        asked_by: QuestionSource::Head(Check::Allowlist),
         waiting: None,
-        trail,
+        log,
     };
     let holding = Holding {
         questions: services.questions(),
         policy: services.policy(),
         limit: None,
     };
-    let (leaving, filters) = hold::settle(&mut held, holding).await?;
+    let (prepared, filters) = hold::settle(&mut held, holding).await?;
 
-    // 3. Credentials are added here, and it leaves.
-    let reply = leaving.send().await;
-    trail.passed(Stage::Forward);
+    // 3. Forward, with credentials.
+    let reply = prepared.send().await;
+    log.end_stage(Stage::Forward);
     Ok((reply?, filters))
 }
 
-/// Answers a request to the gate itself: mirrors, tools, and what it tells of itself. That costs
-/// work, records and log lines as well.
+/// Answers a request to the gate itself: mirrors, tools and the gate's own pages. Rate limits apply
+/// here too, because such a request costs work, records and log lines.
 async fn answer_internal(
     cx: &RequestCx,
     identity: Identity,
     target: &Target,
     head: Parts,
-    body: Content,
-    trail: &mut RequestLog,
-) -> Result<Reply, Refusal> {
-    if serve::is_for_mirror(target) {
-        let visitor = Visitor {
+    body: MessageBody,
+    log: &mut RequestLog,
+) -> Result<ClientResponse, RequestRefusal> {
+    if smart_http::is_for_mirror(target) {
+        let visitor = MirrorRequest {
             cx,
             registration: identity.registration(),
             host: &target.host,
         };
-        return serve::answer(&visitor, target, &head.headers, body, trail).await;
+        return smart_http::answer(&visitor, target, &head.headers, body, log).await;
     }
-    let _pass = take_token(cx, &target.host, trail)?;
+    let _pass = take_token(cx, &target.host, log)?;
     if internal::is_for_tools(target)
         && let Some(tools) = cx.services.tools()
     {
         let request = internal::for_tools(head, body);
-        return Ok(Reply::Ours(tools.answer(cx.sandbox.id(), request).await));
+        return Ok(ClientResponse::Gate(
+            tools.answer(cx.sandbox.id(), request).await,
+        ));
     }
-    Ok(Reply::Ours(internal::answer(cx, target).await))
+    Ok(ClientResponse::Gate(internal::answer(cx, target).await))
 }
 
 fn read_target(
     identity: &Identity,
     head: &Parts,
     destination: &Destination,
-) -> Result<Target, Refusal> {
-    let refused = |denial| Refusal::new(Stage::Request, denial);
+) -> Result<Target, RequestRefusal> {
+    let refused = |denial| RequestRefusal::new(Stage::Request, denial);
     let method = Method::parse(head.method.as_str()).map_err(|error| {
-        refused(Denial::new(Reason::MethodDenied, "names").saying(format!("{error}.")))
+        refused(Denial::new(Reason::MethodDenied, "names").with_message(format!("{error}.")))
     })?;
     Ok(Target {
         sandbox: identity.sandbox().clone(),
@@ -289,54 +296,54 @@ fn read_target(
     })
 }
 
-/// A request that is decided, and may have to wait in between.
+/// A request while it is decided, which may include waiting for an approval.
 struct HeldRequest<'a> {
     services: &'a Arc<Services>,
-    source: &'a Source,
+    source: &'a ConnectionSource,
     connection_info: &'a ConnectionInfo,
     sandbox: &'a Arc<SandboxState>,
-    /// What was found out before the first attempt.
+    /// Context, identity and target of the first attempt.
     first: Option<(RequestCx, Identity, Target)>,
-    /// The request, between two attempts.
-    message: Option<Message>,
-    /// The token it has paid.
-    paid: Option<Pass>,
+    /// The request between two attempts.
+    message: Option<PipelineRequest>,
+    /// The rate limit token that the request has taken.
+    paid: Option<RateLimitPass>,
     label_paid: bool,
-    push_paid: bool,
-    /// Whose question it waits for.
-    asked_by: AskedBy,
-    /// Its entry in the in-flight set while it waits.
+    push_token_taken: bool,
+    /// The check that asked for an approval.
+    asked_by: QuestionSource,
+    /// The entry in the in-flight set while the request waits.
     waiting: Option<InFlight>,
-    trail: &'a mut RequestLog,
+    log: &'a mut RequestLog,
 }
 
-/// Who raised a question: it tells how its refusal is answered.
-enum AskedBy {
+/// The check that asked for an approval. It determines the form of a refusal.
+enum QuestionSource {
     Head(Check),
-    Push(Capabilities, Vec<RefUpdate>),
+    Push(PushCapabilities, Vec<RefUpdate>),
 }
 
-type Checked = Permitted<Message, Admission>;
+type Checked = Permitted<PipelineRequest, Admission>;
 
-/// What the inspection of a request's content came to.
-enum Inspected {
+/// Result of inspecting a request's content.
+enum Inspection {
     Clear(Clearance, ResponseFilters),
     Ask(Box<Question>),
     Stale,
 }
 
-impl Held for HeldRequest<'_> {
+impl HeldSubject for HeldRequest<'_> {
     type Allowed = (PreparedRequest, ResponseFilters);
-    type Refused = Refusal;
+    type Refused = RequestRefusal;
 
     async fn attempt(
         &mut self,
-        answers: &Answers,
-    ) -> Result<Attempt<(PreparedRequest, ResponseFilters)>, Refusal> {
+        answers: &ApprovalAnswers,
+    ) -> Result<Attempt<(PreparedRequest, ResponseFilters)>, RequestRefusal> {
         if self.waiting.take().is_some() {
-            self.trail.resumed();
+            self.log.restart_stage_timer();
         }
-        let message = self.message.take().ok_or_else(source::unknown)?;
+        let message = self.message.take().ok_or_else(source::unknown_source)?;
         let (cx, identity, mut target) = match self.first.take() {
             Some(first) => first,
             None => {
@@ -350,11 +357,11 @@ impl Held for HeldRequest<'_> {
             }
         };
 
-        // Too fast, or an upstream that is left alone?
-        let (pass, admission) = admit(&cx, &target.host, self.paid.take(), self.trail)?;
+        // Rate limit and circuit breaker.
+        let (pass, admission) = admit(&cx, &target.host, self.paid.take(), self.log)?;
         let request = Identified::new(message, identity).admit(pass, admission);
 
-        // Do the rules allow it?
+        // Policy.
         if cx.snapshot.names_programs {
             target.program = Box::pin(self.connection_info.program(&cx)).await;
         }
@@ -369,12 +376,12 @@ impl Held for HeldRequest<'_> {
         };
         let mut decided = cx.decide(Subject::Request(facts), answers).wait().await;
         if decided.bundles.is_some() {
-            Box::pin(cx.record_bundles(&decided, self.trail)).await;
+            Box::pin(cx.record_bundles(&decided, self.log)).await;
         }
         let permit = match self.permit_of(&mut decided, &cx, request.request())? {
             Ok(permit) => permit,
             Err(question) => {
-                self.trail.asked(&question);
+                self.log.record_question(&question);
                 let (message, pass) = request.release();
                 self.put_back(message, pass);
                 return Ok(Attempt::Ask(question));
@@ -386,33 +393,33 @@ impl Held for HeldRequest<'_> {
         }
         let permitted = request.permit(permit);
         let mut request =
-            permitted.map_err(|misused| Refusal::new(Stage::Policy, misused.denial))?;
+            permitted.map_err(|misused| RequestRefusal::new(Stage::Policy, misused.denial))?;
         request.request_mut().recorded = std::mem::take(&mut decided.recorded);
-        self.trail.allowed(request.permit().rule());
-        self.trail.passed(Stage::Policy);
+        self.log.record_allow(request.permit().rule());
+        self.log.end_stage(Stage::Policy);
 
-        // What is in it?
+        // Content.
         let plan = plan(&cx, &request, &decided);
         let inspected = if decided.repository.is_none() && plan == BodyPlan::Stream {
-            Inspected::Clear(Clearance::nothing_configured(), ResponseFilters::default())
+            Inspection::Clear(Clearance::nothing_configured(), ResponseFilters::default())
         } else {
             Box::pin(self.inspect(&cx, &mut request, &decided, plan, answers)).await?
         };
         match inspected {
-            Inspected::Clear(clearance, filters) => {
-                let leaving = match forward::prepare(cx, request.clear(clearance), answers)? {
-                    Preparing::Now(leaving) => leaving,
+            Inspection::Clear(clearance, filters) => {
+                let prepared = match forward::prepare(cx, request.clear(clearance), answers)? {
+                    Preparing::Now(prepared) => prepared,
                     Preparing::Later(preparing) => preparing.await?,
                 };
-                Ok(Attempt::Done((leaving, filters)))
+                Ok(Attempt::Done((prepared, filters)))
             }
-            Inspected::Ask(question) => {
-                self.trail.asked(&question);
+            Inspection::Ask(question) => {
+                self.log.record_question(&question);
                 let (message, pass) = request.release();
                 self.put_back(message, pass);
                 Ok(Attempt::Ask(question))
             }
-            Inspected::Stale => {
+            Inspection::Stale => {
                 let (message, pass) = request.release();
                 self.put_back(message, pass);
                 Ok(Attempt::Stale)
@@ -420,11 +427,11 @@ impl Held for HeldRequest<'_> {
         }
     }
 
-    fn refuse(&self, denial: Denial) -> Refusal {
+    fn refuse(&self, denial: Denial) -> RequestRefusal {
         match &self.asked_by {
-            AskedBy::Head(check) => Refusal::new(Stage::of(*check), denial),
-            AskedBy::Push(capabilities, updates) => {
-                receive::refused(denial, *capabilities, updates)
+            QuestionSource::Head(check) => RequestRefusal::new(Stage::of(*check), denial),
+            QuestionSource::Push(capabilities, updates) => {
+                receive::push_refusal(denial, *capabilities, updates)
             }
         }
     }
@@ -433,7 +440,7 @@ impl Held for HeldRequest<'_> {
         self.services.snapshot_for(Some(self.sandbox)).number
     }
 
-    async fn secure(&mut self) -> Result<(), Refusal> {
+    async fn secure(&mut self) -> Result<(), RequestRefusal> {
         let waiting = self.sandbox.in_flight.enter(Authorized::Held);
         let waiting = self.waiting.insert(waiting);
         let Some(message) = &mut self.message else {
@@ -441,8 +448,8 @@ impl Held for HeldRequest<'_> {
         };
         let secured = tokio::select! {
             secured = message.body.secure(self.services, self.sandbox) => secured,
-            // A client may take its time, and its sandbox be gone.
-            () = waiting.revoked() => Err(request_cx::ended(self.sandbox)),
+            // The upload may be slow, and the sandbox may end meanwhile.
+            () = waiting.revoked() => Err(request_cx::ended_denial(self.sandbox)),
         };
         secured.map_err(|denial| self.refuse(denial))
     }
@@ -452,33 +459,33 @@ impl Held for HeldRequest<'_> {
             Some(waiting) => waiting.revoked().await,
             None => std::future::pending().await,
         }
-        request_cx::ended(self.sandbox)
+        request_cx::ended_denial(self.sandbox)
     }
 
-    fn grant(&mut self, digest: Digest, answer: &Answer) {
+    fn grant(&mut self, digest: Digest, answer: &ApprovalAnswer) {
         RequestCx::new(self.services, self.sandbox).grant(digest, answer);
     }
 }
 
 impl HeldRequest<'_> {
-    /// Keeps the request for the next attempt, with the token it has paid.
-    fn put_back(&mut self, message: Message, pass: Pass) {
+    /// Keeps the request and its rate limit token for the next attempt.
+    fn put_back(&mut self, message: PipelineRequest, pass: RateLimitPass) {
         self.message = Some(message);
         self.paid = Some(pass);
     }
 
-    /// The permit that the decision gives, or the question it raises.
+    /// The permit of the decision, or the question for an approval.
     fn permit_of(
         &mut self,
         decided: &mut Decided,
         cx: &RequestCx,
-        message: &Message,
-    ) -> Result<Result<policy::allowlist::Permit, Box<Question>>, Refusal> {
+        message: &PipelineRequest,
+    ) -> Result<Result<policy::allowlist::Permit, Box<Question>>, RequestRefusal> {
         if let Some(repository) = &decided.repository {
-            self.trail.event.kind = Kind::Git;
-            self.trail.event.repo = Some(repository.address.shown.clone());
+            self.log.event.kind = Kind::Git;
+            self.log.event.repo = Some(repository.address.display_name.clone());
             let operation = repository.address.operation.as_str();
-            self.trail.event.operation = Some(operation.to_owned());
+            self.log.event.operation = Some(operation.to_owned());
         }
         let stage = Stage::of(decided.check);
         let permit = decided.permit.take();
@@ -487,14 +494,14 @@ impl HeldRequest<'_> {
         match (verdict, permit) {
             (Verdict::Allow { .. } | Verdict::Modify(_), Some(permit)) => Ok(Ok(permit)),
             (Verdict::Allow { .. } | Verdict::Modify(_), None) => {
-                Err(Refusal::new(stage, internal()))
+                Err(RequestRefusal::new(stage, internal()))
             }
             (Verdict::Ask(question), _) => {
-                self.asked_by = AskedBy::Head(decided.check);
+                self.asked_by = QuestionSource::Head(decided.check);
                 Ok(Err(question))
             }
             (Verdict::Deny(denial), _) if decided.check == Check::Repository => {
-                // The rules of the allowlist have let it pass.
+                // The allowlist has allowed the request.
                 if cx
                     .snapshot
                     .settings
@@ -502,37 +509,37 @@ impl HeldRequest<'_> {
                     .hosts
                     .contains(&message.destination.host)
                 {
-                    self.trail.passed(Stage::Git);
+                    self.log.end_stage(Stage::Git);
                 }
                 Err(git_refusal(*denial, decided, message))
             }
-            (Verdict::Deny(denial), _) => Err(Refusal::new(stage, *denial)),
+            (Verdict::Deny(denial), _) => Err(RequestRefusal::new(stage, *denial)),
         }
     }
 
-    /// Takes the body once, and gives it to whatever has to read it.
+    /// Inspects the body where a check needs its content.
     async fn inspect(
         &mut self,
         cx: &RequestCx,
         request: &mut Checked,
         decided: &Decided,
         plan: BodyPlan,
-        answers: &Answers,
-    ) -> Result<Inspected, Refusal> {
-        if let BodyPlan::Buffer(most) = plan {
-            read_body(request, most).await?;
+        answers: &ApprovalAnswers,
+    ) -> Result<Inspection, RequestRefusal> {
+        if let BodyPlan::Buffer(max) = plan {
+            read_body(request, max).await?;
             self.decide_body(cx, request)?;
             if !cx.is_current() {
-                return Ok(Inspected::Stale);
+                return Ok(Inspection::Stale);
             }
         }
         let Some(repository) = &decided.repository else {
-            return Ok(Inspected::Clear(
+            return Ok(Inspection::Clear(
                 Clearance::nothing_configured(),
                 ResponseFilters::default(),
             ));
         };
-        // Nothing of git changes its protocol.
+        // Git never upgrades the connection.
         request.request_mut().upgrade = None;
         let filters = match &repository.access {
             Some(RepositoryAccess::Registered(repo)) => match repository.address.operation {
@@ -543,10 +550,10 @@ impl HeldRequest<'_> {
                     ResponseFilters::one(ResponseFilter::GitAdvertisement)
                 }
                 RepositoryOperation::Push => {
-                    match self.take_push(cx, request, repo, answers).await? {
-                        PushStep::Passed(filters) => filters,
-                        PushStep::Ask(question) => return Ok(Inspected::Ask(question)),
-                        PushStep::Stale => return Ok(Inspected::Stale),
+                    match self.receive_push(cx, request, repo, answers).await? {
+                        PushStep::Allowed(filters) => filters,
+                        PushStep::Ask(question) => return Ok(Inspection::Ask(question)),
+                        PushStep::Stale => return Ok(Inspection::Stale),
                     }
                 }
                 RepositoryOperation::AdvertiseFetch
@@ -561,28 +568,28 @@ impl HeldRequest<'_> {
                 ResponseFilters::default()
             }
         };
-        self.trail.passed(Stage::Git);
+        self.log.end_stage(Stage::Git);
         let rule = match repository.access {
             Some(RepositoryAccess::Registered(_)) => "git:repositories",
             Some(RepositoryAccess::Anonymous) | None => "git.read_public",
         };
         let allow = Verdict::Allow { rule: rule.into() };
         let clearance = Clearance::from_checks(&[allow]).map_err(|_| {
-            // An allowing check clears, always.
-            Refusal::new(Stage::Git, Denial::new(Reason::Internal, "proof:clearance"))
+            // Unreachable: an allowing check always gives clearance.
+            RequestRefusal::new(Stage::Git, Denial::new(Reason::Internal, "proof:clearance"))
         })?;
-        Ok(Inspected::Clear(clearance, filters))
+        Ok(Inspection::Clear(clearance, filters))
     }
 
-    /// Has the rules for GitHub's API decide about a body that was read.
-    fn decide_body(&mut self, cx: &RequestCx, request: &mut Checked) -> Result<(), Refusal> {
-        let answers = Answers::default();
+    /// Applies the rules for GitHub's API to a buffered body.
+    fn decide_body(&mut self, cx: &RequestCx, request: &mut Checked) -> Result<(), RequestRefusal> {
+        let answers = ApprovalAnswers::default();
         let (permit, message) = (request.permit(), request.request());
         let body = match &message.body {
             BodyState::Buffered(bytes, _) => bytes.clone(),
             BodyState::Stream(_) | BodyState::Spooled(..) | BodyState::Pushed(_) => {
                 let denial = Denial::new(Reason::Internal, "github:body");
-                return Err(Refusal::new(Stage::Policy, denial));
+                return Err(RequestRefusal::new(Stage::Policy, denial));
             }
         };
         let facts = BodyFacts {
@@ -595,25 +602,26 @@ impl HeldRequest<'_> {
         let rule = decided.recorded.github.clone();
         decided
             .refusal()
-            .map_err(|denial| Refusal::new(Stage::Policy, denial))?;
+            .map_err(|denial| RequestRefusal::new(Stage::Policy, denial))?;
         request.request_mut().recorded.github = rule;
         Ok(())
     }
 
-    /// Takes a push in, has it judged, and puts it back to be sent.
-    async fn take_push(
+    /// Receives a push, decides about it and stores it in the request for forwarding.
+    async fn receive_push(
         &mut self,
         cx: &RequestCx,
         request: &mut Checked,
         repo: &policy::registration::Repo,
-        answers: &Answers,
-    ) -> Result<PushStep, Refusal> {
+        answers: &ApprovalAnswers,
+    ) -> Result<PushStep, RequestRefusal> {
         let host = request.permit().target().host.clone();
         let registration = Arc::clone(request.identity().registration());
-        let upstream = Upstream::of(cx, request.permit().target(), request.request(), answers);
+        let upstream =
+            UpstreamRepository::for_push(cx, request.permit().target(), request.request(), answers);
         let message = request.request_mut();
         let limits = &cx.snapshot.settings.policy.git.push_limits;
-        let arrival = Arrival {
+        let arrival = IncomingPush {
             registration: &registration,
             host: &host,
             repo: repo.name.as_str(),
@@ -621,26 +629,33 @@ impl HeldRequest<'_> {
             upstream: upstream.as_ref(),
         };
         // The semaphore is never closed.
-        let _turn = cx.sandbox.pushes.acquire().await;
+        let _permit = cx.sandbox.pushes.acquire().await;
         let body = std::mem::replace(&mut message.body, BodyState::empty());
-        let coding = receive::coding_of(&message.head.headers)?;
-        let taken = receive::take_in(cx, body, coding, arrival.limit).await?;
-        // It was decoded; and the answer is read, too.
+        let coding = receive::push_encoding(&message.head.headers)?;
+        let taken = receive::spool_push(cx, body, coding, arrival.limit).await?;
+        // The body was decoded, and the response filter reads plain content.
         let headers = &mut message.head.headers;
         headers.remove(CONTENT_ENCODING);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        let trail = &mut *self.trail;
-        let judged = receive::judge(cx, &arrival, &taken, answers, &mut self.push_paid, trail);
-        let judged = judged.await;
+        let log = &mut *self.log;
+        let deciding = receive::decide_push(
+            cx,
+            &arrival,
+            &taken,
+            answers,
+            &mut self.push_token_taken,
+            log,
+        );
+        let verdict = deciding.await;
         request.request_mut().body = BodyState::Pushed(Box::new(taken));
-        Ok(match judged? {
+        Ok(match verdict? {
             PushVerdict::Allow(_) if !cx.is_current() => PushStep::Stale,
-            PushVerdict::Allow(None) => PushStep::Passed(ResponseFilters::default()),
+            PushVerdict::Allow(None) => PushStep::Allowed(ResponseFilters::default()),
             PushVerdict::Allow(Some(sent)) => {
-                PushStep::Passed(ResponseFilters::one(ResponseFilter::GitReport(sent)))
+                PushStep::Allowed(ResponseFilters::one(ResponseFilter::GitReport(sent)))
             }
             PushVerdict::Ask(question, capabilities, updates) => {
-                self.asked_by = AskedBy::Push(capabilities, updates);
+                self.asked_by = QuestionSource::Push(capabilities, updates);
                 PushStep::Ask(question)
             }
         })
@@ -648,18 +663,18 @@ impl HeldRequest<'_> {
 }
 
 enum PushStep {
-    Passed(ResponseFilters),
+    Allowed(ResponseFilters),
     Ask(Box<Question>),
     Stale,
 }
 
-/// How the body of a request is taken.
+/// Chooses how the body of a request is read.
 fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
     let target = request.permit().target();
     if GithubRules::speaks_for(&target.host)
         && cx.snapshot.github.wants_body(&target.method, &target.path)
     {
-        return BodyPlan::Buffer(MAX_READ_BODY);
+        return BodyPlan::Buffer(MAX_INSPECTED_BODY);
     }
     match &decided.repository {
         Some(repository) if repository.address.operation == RepositoryOperation::Push => {
@@ -669,14 +684,15 @@ fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
     }
 }
 
-/// Reads a body into memory, so that rules can decide about it.
-async fn read_body(request: &mut Checked, most: usize) -> Result<(), Refusal> {
-    let refused = |denial| Refusal::new(Stage::Policy, denial);
+/// Reads a body into memory so that rules can inspect it.
+async fn read_body(request: &mut Checked, max: usize) -> Result<(), RequestRefusal> {
+    let refused = |denial| RequestRefusal::new(Stage::Policy, denial);
     let message = request.request_mut();
-    if is_coded(&message.head.headers) {
+    if is_encoded(&message.head.headers) {
         return Err(refused(
-            Denial::new(Reason::GithubRule, "github:body").saying(
-                "The body of this request is compressed, and must be read. Send it as it is.",
+            Denial::new(Reason::GithubRule, "github:body").with_message(
+                "The rules must read the body of this request, and it is compressed. Send it \
+                 without Content-Encoding.",
             ),
         ));
     }
@@ -684,20 +700,21 @@ async fn read_body(request: &mut Checked, most: usize) -> Result<(), Refusal> {
         return Ok(());
     }
     let body = std::mem::replace(&mut message.body, BodyState::empty());
-    // The compiler finds the library's future to be `Send` only behind a pointer.
+    // The compiler cannot prove that http_body_util's future is `Send` without the box.
     let collecting: std::pin::Pin<Box<dyn Future<Output = _> + Send>> =
-        Box::pin(Limited::new(body.into_content(), most).collect());
+        Box::pin(Limited::new(body.into_content(), max).collect());
     let bytes = match collecting.await {
         Ok(collected) => collected.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
             return Err(refused(
-                Denial::new(Reason::TooLarge, "github:body").saying(format!(
-                    "The body of this request must be read, and is larger than {most} bytes."
+                Denial::new(Reason::TooLarge, "github:body").with_message(format!(
+                    "The rules must read the body of this request, which exceeds {max} bytes."
                 )),
             ));
         }
         Err(error) => {
-            let denial = Denial::new(Reason::Framing, "github:body").because(error.to_string());
+            let denial =
+                Denial::new(Reason::Framing, "github:body").with_evidence(error.to_string());
             return Err(refused(denial));
         }
     };
@@ -705,14 +722,14 @@ async fn read_body(request: &mut Checked, most: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn is_coded(headers: &HeaderMap) -> bool {
+fn is_encoded(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(CONTENT_ENCODING).iter();
     codings.any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
-/// The refusal of a request about a repository: git shows a person plain text only.
-fn git_refusal(denial: Denial, decided: &Decided, message: &Message) -> Refusal {
-    let refusal = Refusal::new(Stage::Git, denial);
+/// The refusal of a repository request: git shows only plain text to its user.
+fn git_refusal(denial: Denial, decided: &Decided, message: &PipelineRequest) -> RequestRefusal {
+    let refusal = RequestRefusal::new(Stage::Git, denial);
     let in_text = match &decided.repository {
         Some(repository) => matches!(
             repository.address.operation,

@@ -1,4 +1,4 @@
-//! A port of the host's loopback that leads to one inside a sandbox.
+//! Published ports: forwards connections from the host's loopback to a port in a sandbox.
 
 use std::io::Result;
 use std::net::TcpListener as StdListener;
@@ -10,68 +10,68 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Connections of one published port at a time. More wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 256;
+/// Connections of one published port at a time. Further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 256;
 
-/// After a failure to accept: the cause (no descriptors left) lasts a moment.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, whose cause (no descriptors left) may last for a moment.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The way inside.
+/// Opens connections to a port in a sandbox.
 #[async_trait::async_trait]
-pub trait Inside: Send + Sync + 'static {
-    /// A new connection to the port inside.
+pub trait PortConnector: Send + Sync + 'static {
+    /// Opens a new connection to the port.
     async fn connect(&self) -> Result<std::net::TcpStream>;
 }
 
-/// Forwards every connection until `stop`, then ends them.
+/// Forwards every connection until `stop`, then ends all connections.
 pub async fn serve(
     listener: StdListener,
-    inside: Arc<dyn Inside>,
+    inside: Arc<dyn PortConnector>,
     stop: CancellationToken,
 ) -> Result<()> {
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let tasks = TaskTracker::new();
     loop {
         let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
+            let slot = Arc::clone(&slots).acquire_owned().await;
+            (slot, listener.accept().await)
         };
-        let (place, accepted) = tokio::select! {
+        let (slot, accepted) = tokio::select! {
             () = stop.cancelled() => break,
             next = next => next,
         };
         let outside = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::debug!(%error, "a connection was lost before it began");
-                tokio::time::sleep(BREATH).await;
+                tracing::debug!(%error, "accepting a connection to a published port failed");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
         let (inside, stop) = (Arc::clone(&inside), stop.clone());
         tasks.spawn(async move {
-            let _place = place;
+            let _slot = slot;
             tokio::select! {
                 () = stop.cancelled() => {}
                 forwarded = forward(outside, &*inside) => {
                     if let Err(error) = forwarded {
-                        tracing::debug!(%error, "a published connection ended early");
+                        tracing::debug!(%error, "connection to a published port failed");
                     }
                 }
             }
         });
     }
-    // Free at once for whoever comes next; conversations take a moment to end.
+    // Frees the port at once; open connections take a moment to end.
     drop(listener);
     tasks.close();
     tasks.wait().await;
     Ok(())
 }
 
-/// A port on which nobody listens inside closes the connection, as it would at home.
-async fn forward(mut outside: TcpStream, inside: &dyn Inside) -> Result<()> {
+/// Forwards one connection. If the port has no listener in the sandbox, the connection is closed.
+async fn forward(mut outside: TcpStream, inside: &dyn PortConnector) -> Result<()> {
     let stream = inside.connect().await?;
     stream.set_nonblocking(true)?;
     let mut stream = TcpStream::from_std(stream)?;

@@ -1,27 +1,26 @@
-//! How fast one sandbox may send, and which hosts it leaves alone for a while.
+//! Rate limits and circuit breakers of one sandbox.
 //!
-//! Only hosts that some rule names have a bucket and a breaker of their own, and of those
-//! only so many; everything else shares one. So a million invented names take no memory,
-//! and are slowed down together.
+//! Only hosts that a rule names have a bucket and a breaker of their own, up to a limit. All other
+//! hosts share one, so that a million invented names take no memory and share one rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use config::Settings;
-use policy::breaker::{Breaker, Open, Outcome, State, Ticket};
-use policy::bucket::{Pass, Rate, TokenBucket, Wait};
+use policy::breaker::{Breaker, BreakerOpen, BreakerState, Ticket, UpstreamOutcome};
+use policy::bucket::{Rate, RateLimitPass, RateLimitWait, TokenBucket};
 use policy::clock::Tick;
-use policy::host::{GATE, Host, HostPattern};
+use policy::host::{GATE_HOST, Host, HostPattern};
 
 /// The label of hosts that no rule names.
 pub const OTHER: &str = "other";
 
 /// Hosts with a bucket and a breaker of their own.
-const MOST_HOSTS: usize = 1024;
+const MAX_HOSTS: usize = 1024;
 
-/// All requests of a sandbox together: 20 000 a second, and twice that at once.
-const TOTAL: Rate = Rate::every(
+/// Rate of all requests of a sandbox together: 20 000 per second, with a burst of 40 000.
+const TOTAL_RATE: Rate = Rate::every(
     NonZeroU64::new(50_000).unwrap(),
     NonZeroU32::new(40_000).unwrap(),
 );
@@ -33,13 +32,13 @@ pub struct UpstreamLimits(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     total: TokenBucket,
-    /// Of hosts that no rule names, and of those that found no place.
+    /// For hosts that no rule names, and hosts beyond [`MAX_HOSTS`].
     others: Entry,
-    /// Of the gate's own name, so that what an agent sends to unknown hosts does not keep it
-    /// from its tools and mirrors.
+    /// For the gate's own name, so that requests to unknown hosts do not use up the rate of tools
+    /// and mirrors.
     internal: Entry,
     hosts: HashMap<Host, Entry, foldhash::fast::RandomState>,
-    numbers: u64,
+    last_breaker_number: u64,
     /// Refused requests by label. They outlive the buckets: a counter never decreases.
     rejected: BTreeMap<String, u64>,
 }
@@ -59,10 +58,10 @@ impl Default for Entry {
     }
 }
 
-/// What the metrics show of one label.
+/// Metric values of one label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// The hosts with a bucket and a breaker of their own; none where all share the others'.
+    /// The hosts with a bucket and a breaker of their own; `None` if there are none.
     pub hosts: Option<HostReading>,
     /// Requests that were refused for their rate.
     pub rejected: u64,
@@ -74,16 +73,16 @@ pub struct HostReading {
     /// The fewest tokens in a bucket.
     pub tokens: u32,
     /// The worst state of a breaker.
-    pub state: State,
+    pub state: BreakerState,
 }
 
 impl HostReading {
-    /// The worse of both.
+    /// The worse values of both.
     fn worst(self, other: Self) -> Self {
-        let severity = |state: State| match state {
-            State::Closed => 0,
-            State::HalfOpen => 1,
-            State::Open => 2,
+        let severity = |state: BreakerState| match state {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
         };
         let state = if severity(other.state) > severity(self.state) {
             other.state
@@ -102,7 +101,7 @@ impl HostReading {
 /// itself, any other host below a wildcard is the wildcard, and the rest is [`OTHER`].
 pub fn label(settings: &Settings, host: &Host) -> String {
     if host.is_gate() {
-        return GATE.to_owned();
+        return GATE_HOST.to_owned();
     }
     let rules = settings.allowlist().lookup(host);
     match rules.and_then(|rules| rules.first()) {
@@ -115,13 +114,14 @@ pub fn label(settings: &Settings, host: &Host) -> String {
 }
 
 impl UpstreamLimits {
-    /// Takes a token for a request to `host`. Where limits are off, only the total counts.
+    /// Takes a token for a request to `host`. Without a limit for the host, only the total rate
+    /// applies.
     pub fn take(
         &self,
         settings: &Settings,
         host: &Host,
         now: Tick,
-    ) -> Result<Pass, (Wait, &'static str)> {
+    ) -> Result<RateLimitPass, (RateLimitWait, &'static str)> {
         let mut table = self.table();
         let taken = table.take(settings, host, now);
         if taken.is_err() {
@@ -130,8 +130,13 @@ impl UpstreamLimits {
         taken
     }
 
-    /// Asks the breaker of `host`.
-    pub fn admit(&self, settings: &Settings, host: &Host, now: Tick) -> Result<Ticket, Open> {
+    /// Takes a ticket of the circuit breaker of `host`.
+    pub fn admit(
+        &self,
+        settings: &Settings,
+        host: &Host,
+        now: Tick,
+    ) -> Result<Ticket, BreakerOpen> {
         let config = settings.breaker_for(host);
         self.table()
             .entry(settings, host, now)
@@ -139,13 +144,13 @@ impl UpstreamLimits {
             .admit(&config, now)
     }
 
-    /// Gives a ticket back. True where this opened the breaker.
+    /// Settles a ticket. Returns whether this opened the breaker.
     pub fn settle(
         &self,
         settings: &Settings,
         host: &Host,
         ticket: Ticket,
-        outcome: Outcome,
+        outcome: UpstreamOutcome,
         now: Tick,
     ) -> bool {
         let config = settings.breaker_for(host);
@@ -153,11 +158,11 @@ impl UpstreamLimits {
         let entry = table.entry(settings, host, now);
         let before = entry.breaker.state();
         entry.breaker.settle(&config, ticket, outcome, now);
-        before != State::Open && entry.breaker.state() == State::Open
+        before != BreakerState::Open && entry.breaker.state() == BreakerState::Open
     }
 
-    /// The state of every label that has one, and of the hosts that no rule names: a counter
-    /// has to be there before it counts, or the first increase is lost to a monitor.
+    /// Metric values by label, always including [`OTHER`]: monitoring misses the first increase of
+    /// a counter that was not exported before.
     pub fn readings(&self, settings: &Settings, now: Tick) -> BTreeMap<String, Reading> {
         let table = self.table();
         let mut readings = BTreeMap::from([(OTHER.to_owned(), Reading::default())]);
@@ -188,8 +193,8 @@ impl Table {
         settings: &Settings,
         host: &Host,
         now: Tick,
-    ) -> Result<Pass, (Wait, &'static str)> {
-        let total = self.total.take(&TOTAL, now);
+    ) -> Result<RateLimitPass, (RateLimitWait, &'static str)> {
+        let total = self.total.take(&TOTAL_RATE, now);
         let pass = total.map_err(|wait| (wait, "rate_limits:total"))?;
         let Some(rate) = settings.rate_for(host) else {
             return Ok(pass);
@@ -199,8 +204,8 @@ impl Table {
     }
 
     fn count_rejection(&mut self, label: String) {
-        let is_room = self.rejected.len() < MOST_HOSTS || self.rejected.contains_key(&label);
-        let label = if is_room { label } else { OTHER.to_owned() };
+        let has_room = self.rejected.len() < MAX_HOSTS || self.rejected.contains_key(&label);
+        let label = if has_room { label } else { OTHER.to_owned() };
         *self.rejected.entry(label).or_default() += 1;
     }
 
@@ -213,22 +218,22 @@ impl Table {
             if settings.allowlist().lookup(host).is_none() {
                 return &mut self.others;
             }
-            if self.hosts.len() >= MOST_HOSTS {
+            if self.hosts.len() >= MAX_HOSTS {
                 self.forget_idle(settings, now);
             }
-            if self.hosts.len() >= MOST_HOSTS {
+            if self.hosts.len() >= MAX_HOSTS {
                 return &mut self.others;
             }
-            self.numbers += 1;
+            self.last_breaker_number += 1;
         }
-        let number = self.numbers;
+        let number = self.last_breaker_number;
         self.hosts.entry(host.clone()).or_insert_with(|| Entry {
             bucket: TokenBucket::new(),
             breaker: Breaker::new(number),
         })
     }
 
-    /// Forgets what a new entry would be the same as.
+    /// Removes idle entries, which equal new ones.
     fn forget_idle(&mut self, settings: &Settings, now: Tick) {
         self.hosts.retain(|host, entry| {
             let full = settings

@@ -1,7 +1,7 @@
-//! A refusal, in the words that a client reads.
+//! Refusal responses: JSON, plain text for git, or a push report.
 //!
-//! The same denial reads the same everywhere: one reason code, one request id. What the
-//! program before us answered keeps its keys, because clients look for them.
+//! Every form has the same reason code and request id. The JSON keeps the keys of Palisade's
+//! predecessor, because clients read them.
 
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderName, Response, StatusCode};
@@ -10,25 +10,25 @@ use policy::reason::Reason;
 use policy::verdict::{Denial, Detail};
 use serde_json::{Map, Value, json};
 
-use crate::body::{self, Content};
-use crate::git_protocol::push::Capabilities;
-use crate::git_protocol::{line, report, size};
+use crate::body::{self, MessageBody};
+use crate::git_protocol::push::PushCapabilities;
+use crate::git_protocol::{pkt_line, report, size};
 use crate::stage::Stage;
 
-/// Says that it was the gate that answered, and no.
+/// Marks a response as a refusal of the gate.
 pub const BLOCKED: HeaderName = HeaderName::from_static("x-palisade-blocked");
 
-/// Names the request, for `palisade why`.
+/// The request id, for `palisade why`.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-palisade-request-id");
 
-/// The end of a request's way.
+/// A refused request.
 #[derive(Debug)]
-pub struct Refusal {
-    /// What was decided.
+pub struct RequestRefusal {
+    /// The decision.
     pub denial: Denial,
-    /// Where.
+    /// The stage that refused.
     pub stage: Stage,
-    /// The form of the answer.
+    /// The form of the response.
     pub form: Form,
 }
 
@@ -37,25 +37,25 @@ pub struct Refusal {
 pub enum Form {
     /// JSON.
     Json,
-    /// Plain text, the only form that git shows a person.
+    /// Plain text, the only form that git shows to its user.
     Text,
-    /// Git's own report, ref by ref.
+    /// Git's report-status, ref by ref.
     Push(Box<RejectedPush>),
 }
 
-/// A push of which nothing was done.
+/// A push that was rejected as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RejectedPush {
-    /// What the client can be told.
-    pub capabilities: Capabilities,
-    /// Each ref, and why it did not move.
+    /// The capabilities of the client, which determine the form of the report.
+    pub capabilities: PushCapabilities,
+    /// Each ref, and why it was rejected.
     pub refs: Vec<(Vec<u8>, String)>,
-    /// What else there is to say than the first reason.
+    /// Messages besides the first reason.
     pub others: Vec<String>,
 }
 
-impl Refusal {
-    /// A refusal that says its reason.
+impl RequestRefusal {
+    /// A refusal in JSON.
     pub fn new(stage: Stage, denial: Denial) -> Self {
         Self {
             denial,
@@ -64,27 +64,27 @@ impl Refusal {
         }
     }
 
-    /// The same, in plain text.
+    /// Changes the form to plain text.
     #[must_use]
     pub fn in_text(mut self) -> Self {
         self.form = Form::Text;
         self
     }
 
-    /// The same, of a push.
+    /// Changes the form to a push report.
     #[must_use]
-    pub fn of_push(mut self, unmoved: RejectedPush) -> Self {
-        self.form = Form::Push(Box::new(unmoved));
+    pub fn of_push(mut self, rejected: RejectedPush) -> Self {
+        self.form = Form::Push(Box::new(rejected));
         self
     }
 
-    /// Whether the connection is of no more use.
-    fn closes(&self) -> bool {
+    /// Whether the connection must be closed.
+    fn closes_connection(&self) -> bool {
         matches!(self.denial.reason, Reason::NameMismatch | Reason::Framing)
     }
 
-    /// The answer.
-    pub fn answer(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Response<Content> {
+    /// Builds the HTTP response.
+    pub fn answer(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Response<MessageBody> {
         let json = || {
             let text = self.body(sandbox, id).to_string() + "\n";
             ("application/json", text.into_bytes(), self.status())
@@ -94,8 +94,8 @@ impl Refusal {
                 let text = self.text(id).into_bytes();
                 ("text/plain; charset=utf-8", text, self.status())
             }
-            Form::Push(unmoved) => match self.report(unmoved, id) {
-                // Anything but 200 makes git say that everything is up to date.
+            Form::Push(rejected) => match self.report(rejected, id) {
+                // With any other status, git reports that everything is up to date.
                 Some(report) => (report::CONTENT_TYPE, report, StatusCode::OK),
                 None => json(),
             },
@@ -112,33 +112,33 @@ impl Refusal {
         if let Some(Detail::Retry { after, .. }) = self.denial.detail.as_deref() {
             headers.insert(RETRY_AFTER, HeaderValue::from(*after));
         }
-        if self.closes() {
+        if self.closes_connection() {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }
 
-    /// The answer to a client that speaks git's own protocol: a report where it waits for one,
-    /// and otherwise a line that git shows and ends with (gitprotocol-pack, 'ERR').
-    pub fn spoken(&self, id: RequestId) -> Vec<u8> {
-        if let Form::Push(unmoved) = &self.form
-            && let Some(report) = self.report(unmoved, id)
+    /// The response in the git protocol: a report if the client expects one, otherwise an ERR
+    /// line, which git shows before it exits (gitprotocol-pack).
+    pub fn to_git_protocol(&self, id: RequestId) -> Vec<u8> {
+        if let Form::Push(rejected) = &self.form
+            && let Some(report) = self.report(rejected, id)
         {
             return report;
         }
         let mut out = Vec::new();
         let text = self.text(id);
-        line::write(&mut out, format!("ERR {}", text.trim_end()).as_bytes());
+        pkt_line::write(&mut out, format!("ERR {}", text.trim_end()).as_bytes());
         out
     }
 
-    /// The status that says it where the form does not say it by itself.
+    /// The HTTP status of every form but the push report.
     fn status(&self) -> StatusCode {
         status_of(self.denial.reason)
     }
 
-    /// The answer in git's own form; none where the client does not read it.
-    fn report(&self, unmoved: &RejectedPush, id: RequestId) -> Option<Vec<u8>> {
+    /// The response as a push report; `None` if the client does not support reports.
+    fn report(&self, rejected: &RejectedPush, id: RequestId) -> Option<Vec<u8>> {
         let Denial {
             reason,
             rule,
@@ -146,19 +146,19 @@ impl Refusal {
             ..
         } = &self.denial;
         let mut sentences = vec![message.clone()];
-        let others = unmoved.others.iter().filter(|other| *other != message);
+        let others = rejected.others.iter().filter(|other| *other != message);
         sentences.extend(others.cloned());
         sentences.push(format!(
             "nothing was pushed: {}, rule {rule}, request {id}",
             reason.code()
         ));
         sentences.push(hint(*reason).to_owned());
-        let refs = unmoved.refs.iter();
+        let refs = rejected.refs.iter();
         let refs = refs.map(|(name, why)| (name.as_slice(), why.as_str()));
-        report::refuse(unmoved.capabilities, &sentences, refs)
+        report::write_rejection(rejected.capabilities, &sentences, refs)
     }
 
-    /// The answer in sentences.
+    /// The response as plain text.
     fn text(&self, id: RequestId) -> String {
         let Denial {
             reason,
@@ -173,7 +173,7 @@ impl Refusal {
         )
     }
 
-    /// The answer as JSON.
+    /// The response as JSON.
     pub fn body(&self, sandbox: Option<&SandboxId>, id: RequestId) -> Value {
         let Denial {
             reason,
@@ -182,52 +182,52 @@ impl Refusal {
             ..
         } = &self.denial;
         let mut body = Map::new();
-        let mut say = |key: &str, value: Value| {
+        let mut insert = |key: &str, value: Value| {
             body.insert(key.to_owned(), value);
         };
         match (self.denial.detail.as_deref(), reason) {
             (Some(Detail::Retry { upstream, after }), Reason::RateLimited) => {
-                say("error", json!("Rate limit exceeded"));
-                say("container_id", json!(sandbox));
-                say("upstream", json!(upstream));
-                say("retry_after", json!(after));
-                say("reason", json!(reason.code()));
+                insert("error", json!("Rate limit exceeded"));
+                insert("container_id", json!(sandbox));
+                insert("upstream", json!(upstream));
+                insert("retry_after", json!(after));
+                insert("reason", json!(reason.code()));
             }
             (Some(Detail::Retry { upstream, after }), Reason::CircuitOpen) => {
-                say("error", json!("Service temporarily unavailable"));
-                // The word of the program before us; ours is in `code`.
-                say("reason", json!("circuit_breaker_open"));
-                say("code", json!(reason.code()));
-                say("upstream", json!(upstream));
-                say("retry_after", json!(after));
+                insert("error", json!("Service temporarily unavailable"));
+                // The predecessor's reason; Palisade's own is in `code`.
+                insert("reason", json!("circuit_breaker_open"));
+                insert("code", json!(reason.code()));
+                insert("upstream", json!(upstream));
+                insert("retry_after", json!(after));
             }
             (Some(Detail::Size { bytes, limit }), _) => {
-                say("error", json!("Push size exceeds limit"));
+                insert("error", json!("Push size exceeds limit"));
                 for (key, value) in size::details(*bytes, *limit) {
-                    say(key, value);
+                    insert(key, value);
                 }
-                say("reason", json!(reason.code()));
+                insert("reason", json!(reason.code()));
             }
             (Some(Detail::Retry { .. } | Detail::Refs(_)) | None, _) => {
-                say("error", json!(message));
-                say("reason", json!(reason.code()));
+                insert("error", json!(message));
+                insert("reason", json!(reason.code()));
             }
         }
         if matches!(reason, Reason::GithubRule | Reason::GitRepo) {
-            // Clients of the forges' APIs and git-lfs look for errors here, and show nothing else.
-            say("message", json!(message));
+            // Clients of the forges' APIs and git-lfs read errors only from `message`.
+            insert("message", json!(message));
         }
-        say("rule", json!(rule.as_str()));
+        insert("rule", json!(rule.as_str()));
         if let Some(sandbox) = sandbox {
-            say("sandbox", json!(sandbox));
+            insert("sandbox", json!(sandbox));
         }
-        say("request_id", json!(id));
-        say("hint", json!(hint(*reason)));
+        insert("request_id", json!(id));
+        insert("hint", json!(hint(*reason)));
         body.into()
     }
 }
 
-/// One mapping for every door.
+/// The HTTP status of a reason, the same for every listener.
 pub fn status_of(reason: Reason) -> StatusCode {
     match reason {
         Reason::RegistryUnavailable | Reason::CircuitOpen => StatusCode::SERVICE_UNAVAILABLE,
@@ -276,7 +276,7 @@ pub fn status_of(reason: Reason) -> StatusCode {
     }
 }
 
-/// What to do about it, for the agent and whoever reads over its shoulder.
+/// What the agent or its user can do.
 fn hint(reason: Reason) -> &'static str {
     match reason {
         Reason::RateLimited | Reason::CircuitOpen | Reason::GitRate => {
@@ -287,12 +287,10 @@ fn hint(reason: Reason) -> &'static str {
         | Reason::IdentityMismatch
         | Reason::RegistryUnavailable => "Only the operator can change this.",
         Reason::GitSize => "Split the push, use Git LFS, or ask the operator for a larger limit.",
-        Reason::NameMismatch => {
-            "Ask for one name in the tunnel, the TLS hello and the request's host."
-        }
-        Reason::Framing | Reason::BadName => "Send the request in one plain, standard form.",
+        Reason::NameMismatch => "Use the same host in CONNECT, the TLS SNI and the Host header.",
+        Reason::Framing | Reason::BadName => "Send a standard request with an unambiguous form.",
         Reason::ConnectFailed | Reason::TlsUpstream | Reason::UpstreamTimeout => {
-            "The rules allow this request; the other side failed. It may be worth another try."
+            "The rules allow this request, but the upstream failed. Try again later."
         }
         _ => "The operator can see it with 'palisade why' and this request_id.",
     }
@@ -308,7 +306,7 @@ mod tests {
         RequestId::new(1, 2)
     }
 
-    async fn read(refusal: &Refusal) -> (StatusCode, http::HeaderMap, Value) {
+    async fn read(refusal: &RequestRefusal) -> (StatusCode, http::HeaderMap, Value) {
         let sandbox = SandboxId::parse("fix-1").unwrap();
         let (head, body) = refusal.answer(Some(&sandbox), id()).into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
@@ -317,9 +315,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_denial_says_reason_rule_and_request() {
-        let denial = Denial::new(Reason::HostDenied, "allowlist").because("for the operator");
-        let (status, headers, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+    async fn denial_has_reason_rule_and_request_id() {
+        let denial = Denial::new(Reason::HostDenied, "allowlist").with_evidence("for the operator");
+        let (status, headers, body) = read(&RequestRefusal::new(Stage::Policy, denial)).await;
         assert_eq!(status, 403);
         assert_eq!(headers[BLOCKED], "true");
         assert_eq!(headers[REQUEST_ID], id().to_string());
@@ -330,11 +328,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_git_shows_a_person_is_text() {
+    async fn git_refusal_is_plain_text() {
         let denial = Denial::new(Reason::GitRepo, "git:repositories")
-            .saying("Repo not authorized: o/r")
-            .because("for the operator");
-        let refusal = Refusal::new(Stage::Git, denial).in_text();
+            .with_message("Repo not authorized: o/r")
+            .with_evidence("for the operator");
+        let refusal = RequestRefusal::new(Stage::Git, denial).in_text();
         let (head, body) = refusal.answer(None, id()).into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = str::from_utf8(&bytes).unwrap();
@@ -346,10 +344,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_push_that_is_too_large_keeps_the_keys_clients_look_for() {
+    async fn oversized_push_keeps_the_keys_that_clients_read() {
         let (bytes, limit) = (250_000_000, 209_715_200);
         let denial = size::denial(bytes, limit).with(Detail::Size { bytes, limit });
-        let (status, _, body) = read(&Refusal::new(Stage::Git, denial)).await;
+        let (status, _, body) = read(&RequestRefusal::new(Stage::Git, denial)).await;
         assert_eq!(status, 413);
         assert_eq!(body["error"], "Push size exceeds limit");
         assert_eq!(
@@ -370,16 +368,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_push_is_refused_where_git_looks_and_as_json_where_it_does_not() {
+    async fn push_refusal_is_a_report_or_json_by_capability() {
         let refusal = |report| {
             let denial = Denial::new(Reason::GitProtected, "git:protected:main")
-                .saying("refs/heads/main is protected.")
-                .because("for the operator");
-            Refusal::new(Stage::Git, denial).of_push(RejectedPush {
-                capabilities: Capabilities {
+                .with_message("refs/heads/main is protected.")
+                .with_evidence("for the operator");
+            RequestRefusal::new(Stage::Git, denial).of_push(RejectedPush {
+                capabilities: PushCapabilities {
                     report,
                     side_band: true,
-                    ..Capabilities::default()
+                    ..PushCapabilities::default()
                 },
                 refs: vec![(
                     b"refs/heads/main".to_vec(),
@@ -409,26 +407,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_of_the_github_api_finds_the_reason_where_it_looks() {
-        let denial = Denial::new(Reason::GithubRule, "github:merge").saying("Not so.");
-        let (_, _, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+    async fn github_refusal_has_its_reason_in_message() {
+        let denial = Denial::new(Reason::GithubRule, "github:merge").with_message("Not so.");
+        let (_, _, body) = read(&RequestRefusal::new(Stage::Policy, denial)).await;
         assert_eq!(
             (&body["message"], &body["error"]),
             (&json!("Not so."), &json!("Not so."))
         );
         let denial = Denial::new(Reason::HostDenied, "allowlist");
-        let (_, _, body) = read(&Refusal::new(Stage::Policy, denial)).await;
+        let (_, _, body) = read(&RequestRefusal::new(Stage::Policy, denial)).await;
         assert_eq!(body.get("message"), None);
     }
 
     #[tokio::test]
-    async fn the_bodies_of_the_program_before_us_keep_their_keys() {
+    async fn rate_limit_and_breaker_bodies_keep_the_predecessors_keys() {
         let denial = Denial::new(Reason::RateLimited, "rate_limits");
         let retry = |after| Detail::Retry {
             upstream: "x.example".to_owned(),
             after,
         };
-        let refusal = Refusal::new(Stage::Rate, denial.with(retry(1)));
+        let refusal = RequestRefusal::new(Stage::Rate, denial.with(retry(1)));
         let (status, headers, body) = read(&refusal).await;
         assert_eq!(
             (status.as_u16(), &headers[RETRY_AFTER]),
@@ -444,7 +442,7 @@ mod tests {
         }
 
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-        let refusal = Refusal::new(Stage::Breaker, denial.with(retry(17)));
+        let refusal = RequestRefusal::new(Stage::Breaker, denial.with(retry(17)));
         let (status, _, body) = read(&refusal).await;
         assert_eq!(status, 503);
         assert_eq!(body["error"], "Service temporarily unavailable");

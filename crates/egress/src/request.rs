@@ -1,5 +1,5 @@
-//! Where a request wants to go, read from what the client said in all the places it can
-//! say it in: the tunnel, the TLS hello, the request line, the `Host`.
+//! Destination of a request, on which CONNECT target, TLS SNI, request target and `Host` must
+//! agree.
 
 use std::net::SocketAddr;
 
@@ -11,24 +11,25 @@ use policy::path::CleanPath;
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
-use crate::caller::Caller;
+use crate::caller::ProgramLookup;
 use crate::request_cx::RequestCx;
 use crate::request_log::RequestLog;
 
-/// What a connection was before its first request.
+/// What is known of a connection before its first request.
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
-    /// The client's own end.
+    /// The client's address.
     pub peer: Option<SocketAddr>,
-    /// The address it connected to. Inside a sandbox that is the one it meant; on a shared
-    /// network it is the gate's own, and says nothing.
-    pub meant: Option<SocketAddr>,
-    /// What a CONNECT asked for.
+    /// The address that the client connected to, before redirection to the gate. `None` on a
+    /// shared network, where that is the gate's own address.
+    pub original_destination: Option<SocketAddr>,
+    /// The target of a CONNECT.
     pub tunnel: Option<(Host, u16)>,
-    /// The name in the TLS hello, where there was a hello: `None` inside is no name.
+    /// The SNI of the TLS hello: `None` without TLS, `Some(None)` for a hello without SNI.
     pub hello: Option<Option<Host>>,
-    /// Which program opened it, once that was asked. A tunnel's is the connection's.
-    pub caller: Caller,
+    /// The program that opened the connection, looked up once. A tunnel shares the value of its
+    /// connection.
+    pub caller: ProgramLookup,
 }
 
 /// Where a request goes.
@@ -38,45 +39,48 @@ pub struct Destination {
     pub host: Host,
     /// The port.
     pub port: u16,
-    /// Whether over TLS.
+    /// Whether TLS is used.
     pub tls: bool,
 }
 
 impl Destination {
-    /// Whether it is the gate itself.
+    /// Whether the destination is the gate itself.
     pub fn is_internal(&self) -> bool {
         self.host.is_gate()
     }
 }
 
 impl ConnectionInfo {
-    /// Notes in a record where the connection was to lead, as far as that is known before
-    /// anything is asked on it.
-    pub fn note(&self, trail: &mut RequestLog) {
-        let ConnectionInfo { tunnel, meant, .. } = self;
+    /// Writes host and port to a record, as far as they are known before the first request.
+    pub fn note(&self, log: &mut RequestLog) {
+        let ConnectionInfo {
+            tunnel,
+            original_destination: meant,
+            ..
+        } = self;
         let (host, port) = match (tunnel, meant) {
             (Some((host, port)), _) => (host.to_string(), *port),
             (None, Some(meant)) => (meant.ip().to_string(), meant.port()),
             (None, None) => return,
         };
-        trail.event.host = Some(host);
-        trail.event.port = Some(port);
+        log.event.host = Some(host);
+        log.event.port = Some(port);
     }
 
-    /// The program that opened the connection, if some rule names programs and it is certain.
+    /// The program that opened the connection, if a rule names programs and the lookup succeeds.
     pub async fn program(&self, cx: &RequestCx) -> Option<String> {
         if !cx.snapshot.names_programs {
             return None;
         }
-        // On a shared network nobody knows what a client meant, and there is nobody to ask.
-        let ends = (self.peer?, self.meant?);
-        let (programs, turns) = (cx.services.programs(), &cx.sandbox.questions);
+        // On a shared network the original destination is unknown, and sockets cannot be looked up.
+        let ends = (self.peer?, self.original_destination?);
+        let (programs, turns) = (cx.services.socket_owners(), &cx.sandbox.program_lookups);
         self.caller
             .program(programs, cx.sandbox.id(), turns, ends)
             .await
     }
 
-    /// The name and port that the tunnel and the hello agree on.
+    /// The name and port on which CONNECT target and TLS hello agree.
     pub fn agreed(&self) -> Result<Option<(Host, Option<u16>)>, Denial> {
         let hello = self.hello.as_ref().and_then(Option::as_ref);
         match (&self.tunnel, hello) {
@@ -84,37 +88,44 @@ impl ConnectionInfo {
                 Ok(Some((host.clone(), Some(*port))))
             }
             (Some((host, _)), Some(name)) => Err(mismatch(format!(
-                "the tunnel leads to {host} and the TLS hello names {name}"
+                "the CONNECT target is {host} and the SNI is {name}"
             ))),
             (Some((host, port)), None) => Ok(Some((host.clone(), Some(*port)))),
-            (None, Some(name)) => Ok(Some((name.clone(), self.meant.map(|meant| meant.port())))),
+            (None, Some(name)) => Ok(Some((
+                name.clone(),
+                self.original_destination.map(|meant| meant.port()),
+            ))),
             (None, None) if self.hello.is_some() => Err(Denial::new(Reason::NameMismatch, "names")
-                .saying("The TLS hello names no host. Use a client that sends one, or a proxy.")),
+                .with_message(
+                    "The TLS hello has no SNI. Use a client that sends SNI, or use the proxy.",
+                )),
             (None, None) => Ok(None),
         }
     }
 
-    /// Where `request` goes. Everything that was said must agree.
+    /// The destination of `request`. All names and ports must agree.
     pub fn destination(&self, request: &Parts) -> Result<Destination, Denial> {
         let in_tls = self.hello.is_some();
-        let written = written(request)?;
+        let named = named_authority(request)?;
         let absolute = request.uri.scheme();
         let tls = match absolute {
             // HTTP/2 repeats the scheme in every request.
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             Some(scheme) if *scheme == Scheme::HTTP => false,
             Some(scheme) => {
-                return Err(bad_name(format!("the scheme '{scheme}' is not known here")));
+                return Err(bad_name(format!("the scheme '{scheme}' is not supported")));
             }
             None => in_tls,
         };
         if in_tls && !tls {
-            return Err(mismatch("the request says http inside TLS".to_owned()));
+            return Err(mismatch(
+                "the request has the scheme http inside TLS".to_owned(),
+            ));
         }
         let default = if tls { 443 } else { 80 };
-        let port = written.port.unwrap_or(default);
+        let port = named.port.unwrap_or(default);
         let destination = Destination {
-            host: written.host,
+            host: named.host,
             port,
             tls,
         };
@@ -126,11 +137,11 @@ impl ConnectionInfo {
                     destination.host
                 )));
             }
-        } else if let (None, Some(meant)) = (absolute, self.meant)
+        } else if let (None, Some(meant)) = (absolute, self.original_destination)
             && meant.port() != port
             && !destination.is_internal()
         {
-            // A program that knows no proxy: the port it connected to is the one it means.
+            // A client without a proxy: the request must be for the port it connected to.
             return Err(mismatch(format!(
                 "the connection is to port {} and the request for {}:{port}",
                 meant.port(),
@@ -141,18 +152,18 @@ impl ConnectionInfo {
     }
 }
 
-/// The host that the request itself names: in its target, in its `Host`, or in both alike.
-fn written(request: &Parts) -> Result<Authority, Denial> {
+/// The authority in the request's target or `Host`, which must agree.
+fn named_authority(request: &Parts) -> Result<Authority, Denial> {
     let mut hosts = request.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
-        return Err(framing("a request has one Host"));
+        return Err(framing("the request has more than one Host"));
     }
     let host = match host {
         Some(value) => {
             let text = value
                 .to_str()
-                .map_err(|_| bad_name("the Host is not plain text".to_owned()))?;
+                .map_err(|_| bad_name("the Host header is not ASCII".to_owned()))?;
             Some(Authority::parse(text).map_err(bad_host)?)
         }
         None => None,
@@ -171,12 +182,12 @@ fn written(request: &Parts) -> Result<Authority, Denial> {
                 Ok(target)
             } else {
                 Err(mismatch(format!(
-                    "the target names {target} and the Host {host}"
+                    "the request target names {target} and the Host header {host}"
                 )))
             }
         }
         (Some(one), None) | (None, Some(one)) => Ok(one),
-        (None, None) => Err(framing("a request names its host")),
+        (None, None) => Err(framing("the request has no Host")),
     }
 }
 
@@ -190,12 +201,12 @@ pub fn path_of(request: &Parts) -> Result<CleanPath, Denial> {
     CleanPath::parse(target).map_err(|error| bad_name(error.to_string()))
 }
 
-/// Refuses names that differ.
+/// The denial for names that differ.
 pub fn mismatch(evidence: String) -> Denial {
-    Denial::new(Reason::NameMismatch, "names").because(evidence)
+    Denial::new(Reason::NameMismatch, "names").with_evidence(evidence)
 }
 
-/// Refuses a host that cannot be read.
+/// The denial for an invalid host.
 pub fn bad_host(error: BadHost) -> Denial {
     bad_name(error.to_string())
 }
@@ -204,12 +215,12 @@ fn bad_name(sentence: String) -> Denial {
     let mut letters = sentence.chars();
     let first = letters.next().map(|c| c.to_ascii_uppercase());
     let sentence: String = first.into_iter().chain(letters).collect();
-    Denial::new(Reason::BadName, "names").saying(format!("{sentence}."))
+    Denial::new(Reason::BadName, "names").with_message(format!("{sentence}."))
 }
 
-/// Refuses a message that can be read in two ways.
+/// The denial for a message with ambiguous framing.
 pub fn framing(what: &str) -> Denial {
-    Denial::new(Reason::Framing, "framing").because(what)
+    Denial::new(Reason::Framing, "framing").with_evidence(what)
 }
 
 #[cfg(test)]
@@ -233,10 +244,10 @@ mod tests {
     fn plain(port: u16) -> ConnectionInfo {
         ConnectionInfo {
             peer: None,
-            meant: Some(SocketAddr::from(([192, 0, 2, 1], port))),
+            original_destination: Some(SocketAddr::from(([192, 0, 2, 1], port))),
             tunnel: None,
             hello: None,
-            caller: Caller::default(),
+            caller: ProgramLookup::default(),
         }
     }
 
@@ -256,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn where_everything_agrees_the_destination_is_clear() {
+    fn matching_names_and_ports_give_the_destination() {
         for (connection_info, parts, shown) in [
             (plain(80), parts("/a", &["x.example"]), "x.example:80"),
             (
@@ -312,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn where_two_places_disagree_the_request_is_misdirected() {
+    fn differing_names_or_ports_are_refused_as_mismatch() {
         for (connection_info, parts) in [
             (tls(Some("x.example")), parts("/", &["y.example"])),
             (tls(Some("x.example")), parts("/", &["x.example:8443"])),
@@ -349,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_cannot_be_read_is_refused_as_such() {
+    fn invalid_names_and_framing_are_refused_with_their_reason() {
         for (target, hosts, reason) in [
             ("/", vec!["a..example"], Reason::BadName),
             ("/", vec!["user@x.example"], Reason::BadName),

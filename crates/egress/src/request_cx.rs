@@ -1,5 +1,4 @@
-//! What the checks of one request need: the services, its sandbox, and the rules by which it is
-//! decided.
+//! Context of one request: the services, its sandbox, and the policy snapshot that decides it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,7 +6,7 @@ use std::sync::Arc;
 use decide::decision::{Cx, Decided, Deciding, decide};
 use decide::snapshot::PolicySnapshot;
 use decide::subject::{Mode, Subject};
-use policy::answer::{Answer, Answers};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::audit::{AuditEvent, Times};
 use policy::identity::identify;
 use policy::reason::Reason;
@@ -18,19 +17,19 @@ use crate::request_log::RequestLog;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 
-/// See the module. Cloning is cheap.
+/// The context of one request. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct RequestCx {
-    /// What every connection shares.
+    /// The services that all connections share.
     pub services: Arc<Services>,
-    /// The sandbox that asks.
+    /// The sandbox that sends the request.
     pub sandbox: Arc<SandboxState>,
-    /// The rules of this attempt.
+    /// The rules that decide this attempt.
     pub snapshot: Arc<PolicySnapshot>,
 }
 
 impl RequestCx {
-    /// A request of `sandbox` under the rules in force.
+    /// Creates the context of a request of `sandbox` under the rules in force.
     pub fn new(services: &Arc<Services>, sandbox: &Arc<SandboxState>) -> Self {
         Self {
             snapshot: services.snapshot_for(Some(sandbox)),
@@ -39,7 +38,7 @@ impl RequestCx {
         }
     }
 
-    /// The same under the rules in force now.
+    /// The same context under the rules in force now.
     #[must_use]
     pub fn renewed(&self) -> Self {
         Self::new(&self.services, &self.sandbox)
@@ -51,8 +50,12 @@ impl RequestCx {
         Arc::ptr_eq(&now, &self.snapshot)
     }
 
-    /// Decides about `subject`, for something that happens if it is allowed.
-    pub fn decide<'a>(&'a self, subject: Subject<'a>, answers: &'a Answers) -> Deciding<'a> {
+    /// Decides about `subject` in live mode: an allowed action is performed.
+    pub fn decide<'a>(
+        &'a self,
+        subject: Subject<'a>,
+        answers: &'a ApprovalAnswers,
+    ) -> Deciding<'a> {
         let cx = Cx {
             snapshot: &self.snapshot,
             answers,
@@ -62,15 +65,15 @@ impl RequestCx {
         decide(subject, Mode::Live, cx)
     }
 
-    /// Records what policy bundles said beside their decision.
-    pub async fn record_bundles(&self, decided: &Decided, trail: &mut RequestLog) {
+    /// Records the log entries and failures of policy bundles.
+    pub async fn record_bundles(&self, decided: &Decided, log: &mut RequestLog) {
         let Some(run) = &decided.bundles else { return };
         let failed = run.evaluations.iter().filter(|one| one.failure.is_some());
         for _ in failed {
             self.services.metrics().undecided();
         }
         if let Some((bundle, _)) = &run.decided_by {
-            trail.event.bundle = Some(bundle.clone());
+            log.event.bundle = Some(bundle.clone());
         }
         for logged in &run.logged {
             let event = AuditEvent {
@@ -80,21 +83,21 @@ impl RequestCx {
                 reason: logged.reason,
                 rule: Some(logged.rule.clone()),
                 verdict: Some(logged.verdict),
-                ..(*trail.event).clone()
+                ..(*log.event).clone()
             };
             self.services.audit().record(Box::new(event)).await;
         }
     }
 
-    /// Notes that what was decided is in flight. A reload and a removal end what they find in
-    /// flight, so both are looked at once more now that it can be found.
-    pub fn enter(&self, authorized: Authorized) -> Entering {
+    /// Adds an allowed request to the in-flight set. A reload or a removal of the sandbox ends only
+    /// the requests in the set, so both are checked once more after the entry is added.
+    pub fn enter(&self, authorized: Authorized) -> PendingEntry {
         let entry = self.sandbox.in_flight.enter(authorized);
         if self.is_current() {
-            return Entering::Now(self.identify_again(entry));
+            return PendingEntry::Now(self.identify_again(entry));
         }
         let cx = self.clone();
-        Entering::Later(Box::pin(async move {
+        PendingEntry::Later(Box::pin(async move {
             let entry = cx.services.recheck_entry(&cx.sandbox, entry).await?;
             cx.identify_again(entry)
         }))
@@ -102,15 +105,15 @@ impl RequestCx {
 
     fn identify_again(&self, entry: InFlight) -> Result<InFlight, Denial> {
         let (registry, now) = (self.services.registry(), self.services.clock().wall());
-        // By the function of the first stage, so that the refusal reads the same.
+        // The same function as in the identity stage, so that the refusal is the same.
         let _identity = identify(registry.by_id(self.sandbox.id()), None, now)?;
         Ok(entry)
     }
 
-    /// Keeps an answer that holds for the sandbox for a while. When it ends, what it allowed is
-    /// decided about again as after a reload, also where it is not in flight yet.
-    pub fn grant(&self, digest: Digest, answer: &Answer) {
-        let Answer::Allow { until: Some(until) } = *answer else {
+    /// Stores a temporary approval for the sandbox. When the approval expires, the requests that it
+    /// allowed are decided again as after a reload, including those that are not in flight yet.
+    pub fn grant(&self, digest: Digest, answer: &ApprovalAnswer) {
+        let ApprovalAnswer::Allow { until: Some(until) } = *answer else {
             return;
         };
         let now = self.services.clock().tick();
@@ -118,7 +121,7 @@ impl RequestCx {
         let services = Arc::downgrade(&self.services);
         let sandbox = Arc::downgrade(&self.sandbox);
         let left = until.since(now);
-        // Nothing waits for its end: a gate that stops has ended what the answer allowed.
+        // Not awaited: a stopping gate has ended the requests that the approval allowed.
         tokio::spawn(async move {
             tokio::time::sleep(left).await;
             let (Some(services), Some(sandbox)) = (services.upgrade(), sandbox.upgrade()) else {
@@ -127,35 +130,36 @@ impl RequestCx {
             sandbox.added.renew();
             let rechecking = move || services.recheck_sandbox(&sandbox);
             if let Err(error) = tokio::task::spawn_blocking(rechecking).await {
-                tracing::error!(%error, "checking requests in flight again failed");
+                tracing::error!(%error, "rechecking requests in flight failed");
             }
         });
     }
 }
 
-/// An entry in the in-flight set that is made, or one that is decided about again because the rules
-/// changed at that moment: policy bundles block, so that happens on another thread.
-pub enum Entering {
-    /// It is made.
+/// A new entry in the in-flight set, or a future of it if the rules changed meanwhile: the request
+/// is then decided again on another thread, because policy bundles block.
+pub enum PendingEntry {
+    /// The entry is ready.
     Now(Result<InFlight, Denial>),
-    /// It is made by this future.
+    /// The request is being decided again.
     Later(Pin<Box<dyn Future<Output = Result<InFlight, Denial>> + Send>>),
 }
 
-impl Entering {
+impl PendingEntry {
     /// Waits for the entry.
     pub async fn wait(self) -> Result<InFlight, Denial> {
         match self {
-            Entering::Now(entered) => entered,
-            Entering::Later(entering) => entering.await,
+            PendingEntry::Now(entered) => entered,
+            PendingEntry::Later(entering) => entering.await,
         }
     }
 }
 
-/// The refusal of a request that waited when its sandbox went away or the gate stopped.
-pub fn ended(sandbox: &SandboxState) -> Denial {
+/// The refusal of a waiting request when its sandbox is removed or the gate stops.
+pub fn ended_denial(sandbox: &SandboxState) -> Denial {
     if sandbox.in_flight.is_closed() {
-        return Denial::new(Reason::Internal, "gate").saying("The gate is stopping. Try again.");
+        return Denial::new(Reason::Internal, "gate")
+            .with_message("The gate is stopping. Try again.");
     }
     Denial::new(Reason::IdentityUnknown, "identity")
 }

@@ -1,4 +1,4 @@
-//! What is remembered of one request, from its first byte to its audit record.
+//! Audit record of one request, filled in from its first byte to the end of its response.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use policy::audit::{AuditEvent, Kind};
 use policy::id::RequestId;
-use policy::verdict::{Denial, Question, RuleName, Word};
+use policy::verdict::{Denial, Question, RuleName, VerdictKind};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::metrics::AnswerEnd;
@@ -14,42 +14,42 @@ use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::stage::Stage;
 
-/// What is learnt of a request and its answer where their bytes pass.
+/// Byte counters of a request and its response, and what the response body reported.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// From the sandbox.
+    /// Bytes from the sandbox.
     pub sent: AtomicU64,
-    /// To the sandbox.
+    /// Bytes to the sandbox.
     pub received: AtomicU64,
     /// Whether the upstream reported that it did not move a ref of a push.
     pub refs_rejected: AtomicBool,
 }
 
-/// The record of one request. It is written when the trail is dropped, wherever that is:
-/// at the end of the answer's last byte, or where the client went away.
+/// The audit record of one request. Dropping it writes the record: after the response's last
+/// byte, or when the client disconnects.
 pub struct RequestLog {
-    /// What will be written.
+    /// The event that will be written.
     pub event: Box<AuditEvent>,
-    /// The request's own name.
+    /// The request's id.
     pub id: RequestId,
-    /// Bytes that passed.
+    /// Counters, shared with the bodies.
     pub tally: Arc<Tally>,
     services: Arc<Services>,
     sandbox: Option<Arc<SandboxState>>,
     begun: Instant,
     last: Instant,
-    place: Option<OwnedSemaphorePermit>,
-    silent: bool,
+    slot: Option<OwnedSemaphorePermit>,
+    discarded: bool,
     interrupted: bool,
 }
 
 impl RequestLog {
-    /// Begins one. `place` is given back when the record is written.
+    /// Begins a record. `slot` is released when the record is written.
     pub fn begin(
         services: &Arc<Services>,
         sandbox: Option<&Arc<SandboxState>>,
         kind: Kind,
-        place: Option<OwnedSemaphorePermit>,
+        slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let id = services.new_id();
         let now = Instant::now();
@@ -66,14 +66,14 @@ impl RequestLog {
             sandbox: sandbox.cloned(),
             begun: now,
             last: now,
-            place,
-            silent: false,
+            slot,
+            discarded: false,
             interrupted: false,
         }
     }
 
-    /// Notes that a stage is over.
-    pub fn passed(&mut self, stage: Stage) {
+    /// Records the duration of a stage that has ended.
+    pub fn end_stage(&mut self, stage: Stage) {
         let now = Instant::now();
         let took = now - self.last;
         self.last = now;
@@ -82,29 +82,29 @@ impl RequestLog {
         self.event.ms.insert(stage.as_str(), ms);
     }
 
-    /// Notes what was decided to go on.
-    pub fn allowed(&mut self, rule: &RuleName) {
-        self.event.verdict = Some(Word::Allow);
+    /// Records the rule that allows the request.
+    pub fn record_allow(&mut self, rule: &RuleName) {
+        self.event.verdict = Some(VerdictKind::Allow);
         self.event.rule = Some(rule.clone());
     }
 
-    /// Notes that the operator is asked. The record says that much if nothing follows.
-    pub fn asked(&mut self, question: &Question) {
-        self.event.verdict = Some(Word::Ask);
+    /// Records that the request waits for an approval, in case no decision follows.
+    pub fn record_question(&mut self, question: &Question) {
+        self.event.verdict = Some(VerdictKind::Ask);
         self.event.rule = question.rules.first().cloned();
     }
 
-    /// Notes that an answer came, or the rules changed. What was waited for is no part of a stage.
-    pub fn resumed(&mut self) {
+    /// Restarts the stage timer after an approval or a change of the rules: waiting is no stage.
+    pub fn restart_stage_timer(&mut self) {
         self.last = Instant::now();
     }
 
-    /// Notes what ended it. A client that left and an upstream that failed are no refusals:
-    /// their record has the reason, and what the rules had decided by then.
-    pub fn refused(&mut self, stage: Stage, denial: &Denial) {
+    /// Records why the request ended. A disconnected client and a failed upstream are no
+    /// refusals: their record has the reason, and the verdict of the rules so far.
+    pub fn record_refusal(&mut self, stage: Stage, denial: &Denial) {
         let failed = denial.reason.is_failure();
         if !failed {
-            self.event.verdict = Some(Word::Deny);
+            self.event.verdict = Some(VerdictKind::Deny);
         }
         if !failed || self.event.verdict.is_none() {
             self.event.rule = Some(denial.rule.clone());
@@ -112,16 +112,16 @@ impl RequestLog {
         self.event.reason = Some(denial.reason);
         self.event.stage = Some(stage.as_str().to_owned());
         if let Some(sandbox) = &self.sandbox {
-            sandbox.remember(self.id, stage, denial, &self.event);
+            sandbox.record_refusal(self.id, stage, denial, &self.event);
         }
     }
 
-    /// Nothing was decided: what comes of it has records of its own.
+    /// Drops the record: the requests inside the tunnel have records of their own.
     pub fn discard(mut self) {
-        self.silent = true;
+        self.discarded = true;
     }
 
-    /// Notes that the answer's body broke off.
+    /// Records that the response body was interrupted.
     pub fn interrupted(&mut self) {
         self.interrupted = true;
     }
@@ -136,15 +136,15 @@ impl RequestLog {
         }
     }
 
-    /// Notes the status the client saw.
-    pub fn answered(&mut self, status: http::StatusCode) {
+    /// Records the status that the client received.
+    pub fn record_status(&mut self, status: http::StatusCode) {
         self.event.status = Some(status.as_u16());
     }
 }
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
-        if self.silent {
+        if self.discarded {
             return;
         }
         let mut event =
@@ -154,10 +154,10 @@ impl Drop for RequestLog {
         let took = self.begun.elapsed();
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
-        let numbers = self.services.metrics();
-        numbers.request(&event, took);
-        numbers.git(&event, self.answer_end());
-        let place = self.place.take();
-        self.services.write(event, place);
+        let metrics = self.services.metrics();
+        metrics.request(&event, took);
+        metrics.git(&event, self.answer_end());
+        let slot = self.slot.take();
+        self.services.write(event, slot);
     }
 }

@@ -1,8 +1,7 @@
-//! What is done with upstream's answer before the client reads it.
+//! Filters for upstream responses.
 //!
-//! The filters stand between the idle timeout, which is inside, and counting and the record,
-//! which are outside. A filter may change the head; once the status has gone out it can only cut
-//! the body, and the record says so.
+//! The idle timeout is inside the filters, counters and audit record outside. A filter may change
+//! the head; after the head is sent it can only abort the body, which the record shows.
 
 mod git_advertisement;
 pub mod git_report;
@@ -11,46 +10,46 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
-use self::git_advertisement::Rewritten;
-use self::git_report::Sent;
-use crate::body::Content;
-use crate::dialer::Arriving;
+use self::git_advertisement::AdvertisementBody;
+use self::git_report::ForwardedPush;
+use crate::body::MessageBody;
+use crate::dialer::UpstreamBody;
 use crate::git_protocol::{advertisement, report};
 
-/// The filters of one answer, in their order.
+/// The filters of one response, in order.
 #[derive(Default)]
 pub struct ResponseFilters(Vec<ResponseFilter>);
 
-/// A filter.
+/// A response filter.
 pub enum ResponseFilter {
-    /// An advertisement for a push gains a capability.
+    /// Adds a capability to a push advertisement.
     GitAdvertisement,
-    /// The answer to a push reports which refs were taken.
-    GitReport(Box<Sent>),
+    /// Reads from the response to a push which refs the upstream accepted.
+    GitReport(Box<ForwardedPush>),
 }
 
 impl ResponseFilters {
-    /// This filter alone.
+    /// A single filter.
     pub fn one(filter: ResponseFilter) -> Self {
         Self(vec![filter])
     }
 
-    /// Leaves the filters that apply to this answer.
-    pub fn choose(&mut self, head: &Response<Arriving>) {
+    /// Keeps only the filters that apply to this response.
+    pub fn choose(&mut self, head: &Response<UpstreamBody>) {
         self.0.retain(|filter| filter.applies(head));
     }
 
-    /// Whether the answer passes as it is.
+    /// Whether the response needs no filter.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Puts the filters around an answer.
-    pub fn apply(self, mut response: Response<Content>) -> Response<Content> {
+    /// Wraps the response body in the filters.
+    pub fn apply(self, mut response: Response<MessageBody>) -> Response<MessageBody> {
         for filter in self.0 {
             response.headers_mut().remove(CONTENT_LENGTH);
             response = response.map(|inner| match filter {
-                ResponseFilter::GitAdvertisement => Rewritten::new(inner).boxed_unsync(),
+                ResponseFilter::GitAdvertisement => AdvertisementBody::new(inner).boxed_unsync(),
                 ResponseFilter::GitReport(sent) => sent.watch(inner),
             });
         }
@@ -59,7 +58,7 @@ impl ResponseFilters {
 }
 
 impl ResponseFilter {
-    fn applies(&self, head: &Response<Arriving>) -> bool {
+    fn applies(&self, head: &Response<UpstreamBody>) -> bool {
         let kind = match self {
             ResponseFilter::GitAdvertisement => advertisement::CONTENT_TYPE,
             ResponseFilter::GitReport(_) => report::CONTENT_TYPE,
@@ -68,11 +67,15 @@ impl ResponseFilter {
     }
 }
 
-/// Whether an answer is what it should be, and readable.
-fn is_plain(response: &Response<Arriving>, kind: &str) -> bool {
+/// Whether a response is a 200 with this content type and no content encoding.
+fn is_plain(response: &Response<UpstreamBody>, kind: &str) -> bool {
     let headers: &HeaderMap = response.headers();
-    let said = headers.get(CONTENT_TYPE);
+    let content_type = headers.get(CONTENT_TYPE);
     response.status() == StatusCode::OK
-        && said.is_some_and(|said| said.as_bytes().eq_ignore_ascii_case(kind.as_bytes()))
+        && content_type.is_some_and(|content_type| {
+            content_type
+                .as_bytes()
+                .eq_ignore_ascii_case(kind.as_bytes())
+        })
         && !headers.contains_key(CONTENT_ENCODING)
 }

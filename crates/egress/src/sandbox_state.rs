@@ -1,5 +1,5 @@
-//! The runtime state of one sandbox in the gate: limits, pools, grants, requests in flight.
-//! Nothing of it is ever shown to another.
+//! The runtime state of one sandbox in the gate: limits, pools, grants, requests in flight. It is
+//! never visible to another sandbox.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,128 +7,131 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use decide::grants::Grants;
 use policy::audit::AuditEvent;
-use policy::bucket::{Pass, TokenBucket, Wait};
+use policy::bucket::{RateLimitPass, RateLimitWait, TokenBucket};
 use policy::clock::Tick;
 use policy::id::{RequestId, SandboxId};
 use policy::push::PUSH_RATE;
 use policy::reason::Reason;
-use policy::verdict::{Denial, RuleName, Word};
+use policy::verdict::{Denial, RuleName, VerdictKind};
 use tokio::sync::Semaphore;
 
 use crate::added_rules::AddedRules;
-use crate::authority::Authority;
+use crate::authority::CertificateAuthority;
 use crate::branches::Branches;
 use crate::in_flight::InFlightSet;
-use crate::leaf::{LeafError, Leaves};
+use crate::leaf::{CertificateCache, LeafError};
 use crate::rate_limits::UpstreamLimits;
 use crate::spool::SpoolQuota;
 use crate::stage::Stage;
 
-/// Connections at a time. More wait in the kernel's queue.
-const MOST_CONNECTIONS: usize = 4096;
+/// Connections at a time. Further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 4096;
 
-/// Requests under way at a time, their records included. More wait.
-const MOST_REQUESTS: usize = 8192;
+/// Requests in flight, including their pending audit records. Further ones wait.
+const MAX_REQUESTS: usize = 8192;
 
-/// Questions about its programs under way at a time. More wait, and its init has time for
-/// others in between.
-const MOST_QUESTIONS: usize = 2;
+/// Program lookups at a time. Further ones wait, so that the sandbox's init can do other work in
+/// between.
+const MAX_PROGRAM_LOOKUPS: usize = 2;
 
-/// Pushes that are taken in or judged at a time. More wait.
-const MOST_PUSHES: usize = 4;
+/// Pushes that are received or checked at a time. Further ones wait.
+const MAX_PUSHES: usize = 4;
 
-/// Fetches from mirrors at a time, each of which is a process. More wait.
-const MOST_FETCHES: usize = 4;
+/// Fetches from mirrors at a time, each of which is a process. Further ones wait.
+const MAX_FETCHES: usize = 4;
 
-/// Refusals that can be explained without looking into the log.
-const MOST_EXPLAINED: usize = 256;
+/// Recent refusals that are kept in memory for explanations.
+const MAX_RECENT_REFUSALS: usize = 256;
 
-/// One sandbox, as the gate's traffic knows it.
+/// The runtime state of one sandbox.
 #[derive(Debug)]
 pub struct SandboxState {
     id: SandboxId,
-    /// The certificates it is shown.
-    pub leaves: Leaves,
-    /// Its buckets and breakers.
+    /// TLS configurations for the hosts that the sandbox connects to.
+    pub certificates: CertificateCache,
+    /// Rate limits and circuit breakers per upstream.
     pub upstreams: UpstreamLimits,
-    /// Its requests in flight.
+    /// Requests in flight.
     pub in_flight: Arc<InFlightSet>,
-    /// What the operator allowed it for a while.
+    /// The operator's temporary approvals.
     pub grants: Arc<Grants>,
-    /// Places for connections.
+    /// Connection slots.
     pub connections: Arc<Semaphore>,
-    /// Places for requests.
+    /// Request slots.
     pub requests: Arc<Semaphore>,
-    /// Places for questions about its programs.
-    pub questions: Arc<Semaphore>,
-    /// Places for pushes.
+    /// Slots for program lookups.
+    pub program_lookups: Arc<Semaphore>,
+    /// Push slots.
     pub pushes: Semaphore,
-    /// Places for fetches from mirrors.
+    /// Slots for fetches from mirrors.
     pub fetches: Arc<Semaphore>,
-    /// How much of its pushes waits for a verdict.
+    /// Quota of spooled bodies that wait for a verdict.
     pub spooled: Arc<SpoolQuota>,
-    /// The branches it made.
+    /// The branches that the sandbox created.
     pub branches: Branches,
-    /// Hosts that it may reach beside those of all.
+    /// Hosts that this sandbox may reach in addition to those of all sandboxes.
     pub added: AddedRules,
     push_bucket: Mutex<TokenBucket>,
-    explained: Mutex<VecDeque<Explained>>,
+    recent_refusals: Mutex<VecDeque<RecentRefusal>>,
 }
 
-/// A refusal, or a failure of the other side, with what an operator wants to know of it.
+/// A recent refusal or upstream failure, with the details for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explained {
-    /// The request.
+pub struct RecentRefusal {
+    /// The id of the request.
     pub id: RequestId,
-    /// Where it ended.
+    /// The stage at which the request ended.
     pub stage: Stage,
-    /// What the rules decided; none where they were not asked.
-    pub verdict: Option<Word>,
-    /// The code.
+    /// The verdict of the rules; `None` if they were not evaluated.
+    pub verdict: Option<VerdictKind>,
+    /// The reason code.
     pub reason: Reason,
     /// The rule that decided.
     pub rule: RuleName,
-    /// What the agent was told.
+    /// The message to the agent.
     pub message: String,
-    /// What only the operator is told.
+    /// Details for the operator only.
     pub evidence: Option<String>,
-    /// The host that was meant.
+    /// The destination host.
     pub host: Option<String>,
-    /// The method.
+    /// The HTTP method.
     pub method: Option<String>,
     /// The path, without its query.
     pub path: Option<String>,
 }
 
 impl SandboxState {
-    /// A sandbox nothing is known of yet.
-    pub fn new(id: SandboxId, authority: Arc<ArcSwap<Authority>>) -> Result<Self, LeafError> {
+    /// Creates the state of a new sandbox.
+    pub fn new(
+        id: SandboxId,
+        authority: Arc<ArcSwap<CertificateAuthority>>,
+    ) -> Result<Self, LeafError> {
         Ok(Self {
             id,
-            leaves: Leaves::new(authority)?,
+            certificates: CertificateCache::new(authority)?,
             upstreams: UpstreamLimits::default(),
             in_flight: Arc::default(),
             grants: Arc::default(),
-            connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
-            requests: Arc::new(Semaphore::new(MOST_REQUESTS)),
-            questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
-            pushes: Semaphore::new(MOST_PUSHES),
-            fetches: Arc::new(Semaphore::new(MOST_FETCHES)),
-            spooled: SpoolQuota::of_one(),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
+            program_lookups: Arc::new(Semaphore::new(MAX_PROGRAM_LOOKUPS)),
+            pushes: Semaphore::new(MAX_PUSHES),
+            fetches: Arc::new(Semaphore::new(MAX_FETCHES)),
+            spooled: SpoolQuota::for_sandbox(),
             branches: Branches::default(),
             added: AddedRules::default(),
             push_bucket: Mutex::default(),
-            explained: Mutex::default(),
+            recent_refusals: Mutex::default(),
         })
     }
 
-    /// Who it is.
+    /// The id of the sandbox.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
 
-    /// Takes a token for a push.
-    pub fn take_push(&self, now: Tick) -> Result<Pass, Wait> {
+    /// Takes a push token of the rate limit.
+    pub fn take_push(&self, now: Tick) -> Result<RateLimitPass, RateLimitWait> {
         let bucket = &mut self
             .push_bucket
             .lock()
@@ -136,9 +139,9 @@ impl SandboxState {
         bucket.take(&PUSH_RATE, now)
     }
 
-    /// Keeps a refusal, so that it can be explained.
-    pub fn remember(&self, id: RequestId, stage: Stage, denial: &Denial, event: &AuditEvent) {
-        let one = Explained {
+    /// Stores a refusal for later explanations.
+    pub fn record_refusal(&self, id: RequestId, stage: Stage, denial: &Denial, event: &AuditEvent) {
+        let refusal = RecentRefusal {
             id,
             stage,
             verdict: event.verdict,
@@ -150,22 +153,26 @@ impl SandboxState {
             method: event.method.clone(),
             path: event.path.clone(),
         };
-        let mut explained = self
-            .explained
+        let mut recent_refusals = self
+            .recent_refusals
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if explained.len() >= MOST_EXPLAINED {
-            explained.pop_front();
+        if recent_refusals.len() >= MAX_RECENT_REFUSALS {
+            recent_refusals.pop_front();
         }
-        explained.push_back(one);
+        recent_refusals.push_back(refusal);
     }
 
-    /// A refusal of this sandbox that is not long ago.
-    pub fn explain(&self, id: RequestId) -> Option<Explained> {
-        let explained = self
-            .explained
+    /// Returns a recent refusal of this sandbox.
+    pub fn explain(&self, id: RequestId) -> Option<RecentRefusal> {
+        let recent_refusals = self
+            .recent_refusals
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        explained.iter().rev().find(|one| one.id == id).cloned()
+        recent_refusals
+            .iter()
+            .rev()
+            .find(|refusal| refusal.id == id)
+            .cloned()
     }
 }

@@ -1,5 +1,5 @@
-//! What every connection shares: the rules in force, the registry, the way out, metrics, time,
-//! and the table of sandboxes.
+//! Services that all connections share: policy, registry, dialer, DNS, metrics, clock, and the
+//! table of sandboxes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use decide::decision::{Cx, decide};
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use decide::subject::{HeadFacts, MirrorFacts, Mode, PassthroughFacts, RequestFacts, Subject};
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
-use policy::ports::{AuditLog, PackReader, Registry, SocketOwner, ToolServer};
+use policy::identity::RegistrationLookup;
+use policy::ports::{AuditReader, PackReader, Registry, SocketOwner, ToolServer};
 use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, Verdict};
@@ -26,75 +26,75 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
-use crate::authority::Authority;
+use crate::authority::CertificateAuthority;
 use crate::clock::Clock;
 use crate::dialer::{BadRoots, Dialer, PreparedDialer};
-use crate::dns::{DnsMetrics, Limits, NamePolicy, Names};
-use crate::ids::Ids;
+use crate::dns::{DnsLimits, DnsMetrics, NamePolicy, NameServer};
+use crate::ids::RequestIds;
 use crate::in_flight::{Authorized, InFlight};
 use crate::leaf::LeafError;
 use crate::listener_checks::ListenerChecks;
 use crate::metrics::TrafficMetrics;
 use crate::mirror::Mirrors;
 use crate::resolvers;
-use crate::sandbox_state::{Explained, SandboxState};
+use crate::sandbox_state::{RecentRefusal, SandboxState};
 use crate::spool::Spools;
 
 /// How often rate buckets, breakers and connections of unregistered sandboxes are removed. The
 /// end of a registration removes them at once; this finds those that expired.
 const PRUNE_EVERY: Duration = Duration::from_secs(5 * 60);
 
-/// The refusal of what is in flight and would be asked about now.
+/// Message of the refusal of a request in flight that would need an approval now.
 const APPROVAL_ENDED: &str =
-    "The operator's approval of this request has ended, or the rules want one now.";
+    "The operator's approval of this request has expired, or the rules now require one.";
 
-/// What the services are made of.
-pub struct Parts {
+/// The dependencies of [`Services`].
+pub struct ServiceDependencies {
     /// The rules in force.
     pub policy: Arc<CurrentPolicy>,
-    /// Who answers questions.
+    /// Approval requests to the operator.
     pub questions: Questions,
-    /// Who is registered.
+    /// The registered sandboxes.
     pub registry: Arc<dyn Registry>,
-    /// Where decisions are recorded.
-    pub audit: Arc<dyn AuditLog>,
-    /// Which program opened a connection.
-    pub programs: Arc<dyn SocketOwner>,
-    /// Who signs.
-    pub authority: Arc<ArcSwap<Authority>>,
-    /// The way out.
+    /// The audit log.
+    pub audit: Arc<dyn AuditReader>,
+    /// Looks up the program that opened a connection.
+    pub socket_owners: Arc<dyn SocketOwner>,
+    /// The certificate authority.
+    pub authority: Arc<ArcSwap<CertificateAuthority>>,
+    /// Opens all upstream connections.
     pub dialer: Dialer,
-    /// Reads the objects of pushes. Without it, pushes that have to be read are refused.
+    /// Reads the objects of pushes. Without a reader, pushes that must be read are refused.
     pub pack_reader: Option<Arc<dyn PackReader>>,
-    /// The directory where bodies wait for their verdict.
+    /// The directory for bodies that wait for a verdict.
     pub spool: PathBuf,
-    /// Upstreams that are served as mirrors.
+    /// Git upstreams that are served from mirrors.
     pub mirrors: Mirrors,
 }
 
-/// What every connection shares.
+/// The services that all connections share.
 pub struct Services {
     policy: Arc<CurrentPolicy>,
     questions: Questions,
     registry: Arc<dyn Registry>,
-    audit: Arc<dyn AuditLog>,
+    audit: Arc<dyn AuditReader>,
     programs: Arc<dyn SocketOwner>,
-    authority: Arc<ArcSwap<Authority>>,
+    authority: Arc<ArcSwap<CertificateAuthority>>,
     dialer: Dialer,
     pack_reader: Option<Arc<dyn PackReader>>,
     spools: Spools,
     mirrors: Mirrors,
-    /// Serves the tools, once it is there.
+    /// The tool server, once it is set.
     tools: OnceLock<Arc<dyn ToolServer>>,
-    names: Arc<Names>,
+    name_server: Arc<NameServer>,
     listener_checks: Arc<ListenerChecks>,
-    queries: DnsMetrics,
-    numbers: TrafficMetrics,
+    dns_metrics: DnsMetrics,
+    traffic_metrics: TrafficMetrics,
     clock: Clock,
-    ids: Ids,
+    ids: RequestIds,
     runtime: Handle,
-    /// What outlives the connection it began on: connections that changed their protocol, and
-    /// records that wait for a free slot.
+    /// Tasks that outlive their connection: upgraded connections, and audit records that wait for a
+    /// full queue.
     tasks: TaskTracker,
     sandboxes: SandboxTable,
 }
@@ -108,20 +108,20 @@ fn lock(
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What new settings need beside their rules, read and not yet in force.
+/// The resources of new settings beside their rules, loaded and not yet in use.
 pub struct PreparedServices {
     dialer: PreparedDialer,
     resolvers: Result<Vec<SocketAddr>, String>,
 }
 
 impl Services {
-    /// Services without any sandbox yet. Call it in the runtime that shall do the work.
-    pub fn new(parts: Parts) -> Arc<Self> {
+    /// Creates the services without sandboxes. Must be called in the runtime that runs the tasks.
+    pub fn new(parts: ServiceDependencies) -> Arc<Self> {
         let clock = Clock::start();
         let sandboxes = SandboxTable::default();
-        let (policy, known) = (Arc::clone(&parts.policy), Arc::clone(&sandboxes));
+        let (policy, table) = (Arc::clone(&parts.policy), Arc::clone(&sandboxes));
         let rules = Box::new(move |sandbox: Option<&SandboxId>| {
-            let sandbox = sandbox.and_then(|id| lock(&known).get(id).map(Arc::clone));
+            let sandbox = sandbox.and_then(|id| lock(&table).get(id).map(Arc::clone));
             let base = policy.load();
             NamePolicy {
                 snapshot: match &sandbox {
@@ -134,26 +134,26 @@ impl Services {
         });
         let metrics = DnsMetrics::default();
         let questions = parts.questions.clone();
-        let names = Names::new(rules, questions, Limits::default(), metrics.clone());
-        names.follow(resolvers::read(&parts.policy.load().settings.egress.dns));
+        let names = NameServer::new(rules, questions, DnsLimits::default(), metrics.clone());
+        names.set_resolvers(resolvers::read(&parts.policy.load().settings.egress.dns));
         Arc::new(Self {
             policy: parts.policy,
             questions: parts.questions,
-            names: Arc::new(names),
+            name_server: Arc::new(names),
             listener_checks: Arc::default(),
-            queries: metrics,
+            dns_metrics: metrics,
             registry: parts.registry,
             audit: parts.audit,
-            programs: parts.programs,
+            programs: parts.socket_owners,
             authority: parts.authority,
             dialer: parts.dialer,
             pack_reader: parts.pack_reader,
             spools: Spools::new(&parts.spool),
             mirrors: parts.mirrors,
             tools: OnceLock::new(),
-            numbers: TrafficMetrics::default(),
+            traffic_metrics: TrafficMetrics::default(),
             clock,
-            ids: Ids::new(rustls::crypto::aws_lc_rs::default_provider().secure_random),
+            ids: RequestIds::new(rustls::crypto::aws_lc_rs::default_provider().secure_random),
             runtime: Handle::current(),
             tasks: TaskTracker::new(),
             sandboxes,
@@ -165,12 +165,12 @@ impl Services {
         &self.policy
     }
 
-    /// Who answers questions.
+    /// Approval requests to the operator.
     pub fn questions(&self) -> &Questions {
         &self.questions
     }
 
-    /// The current rules for one sandbox, or those without additions.
+    /// The rules in force for one sandbox, or without a sandbox's additions.
     pub fn snapshot_for(&self, sandbox: Option<&SandboxState>) -> Arc<PolicySnapshot> {
         let base = self.policy.load();
         match sandbox {
@@ -179,8 +179,7 @@ impl Services {
         }
     }
 
-    /// Reads what new settings need beside their rules: certificates and resolvers, so it blocks.
-    /// Nothing changes yet.
+    /// Loads the certificates and resolvers of new settings, without applying them. Blocks.
     pub fn prepare(settings: &Settings) -> Result<PreparedServices, BadRoots> {
         Ok(PreparedServices {
             dialer: Dialer::prepare(settings)?,
@@ -191,20 +190,20 @@ impl Services {
     /// Applies prepared settings, whose rules are in force already.
     pub fn apply(&self, prepared: PreparedServices) {
         self.dialer.apply(prepared.dialer);
-        self.names.follow(prepared.resolvers);
+        self.name_server.set_resolvers(prepared.resolvers);
     }
 
-    /// Decides again about everything in flight, and ends what is not allowed any more. Returns
-    /// how many requests that were. Evaluates policy bundles, so it blocks.
+    /// Decides again about every request in flight, and ends those that are not allowed any more.
+    /// Returns the number of ended requests. Blocks, because it evaluates policy bundles.
     pub fn recheck(&self) -> usize {
-        let sandboxes = self.known();
+        let sandboxes = self.sandboxes_with_state();
         let ended = sandboxes
             .iter()
             .map(|sandbox| self.recheck_sandbox(sandbox));
         ended.sum()
     }
 
-    /// Decides again about everything that one sandbox has in flight. Blocks.
+    /// Decides again about the requests in flight of one sandbox. Blocks.
     pub fn recheck_sandbox(&self, sandbox: &SandboxState) -> usize {
         let snapshot = self.snapshot_for(Some(sandbox));
         let row = self.registration(sandbox);
@@ -215,8 +214,8 @@ impl Services {
         })
     }
 
-    /// Decides again about one request in flight, by the rules in force, on a thread that policy
-    /// bundles may block.
+    /// Decides again about one request in flight by the rules in force, on a thread for blocking
+    /// work, because policy bundles block.
     pub async fn recheck_entry(
         self: &Arc<Self>,
         sandbox: &Arc<SandboxState>,
@@ -233,28 +232,30 @@ impl Services {
         let rechecked = tokio::task::spawn_blocking(rechecking).await;
         rechecked.unwrap_or_else(|error| {
             let denial = Denial::new(Reason::Internal, "recheck");
-            Err(denial.because(error.to_string()))
+            Err(denial.with_evidence(error.to_string()))
         })
     }
 
-    /// Why something in flight has to end.
-    pub async fn why_revoked(
+    /// The reason why a request in flight was revoked.
+    pub async fn revocation_reason(
         self: &Arc<Self>,
         sandbox: &Arc<SandboxState>,
         entry: InFlight,
     ) -> Denial {
         match self.recheck_entry(sandbox, entry).await {
             Err(denial) => denial,
-            // The rules would still allow it: the sandbox is gone, or they changed twice.
+            // The rules allow it again: its sandbox was removed, or the rules changed twice.
             Ok(_) => Denial::new(Reason::IdentityUnknown, "identity"),
         }
     }
 
-    /// The registration of a sandbox, where it is known.
+    /// The registration of a sandbox, if it exists.
     fn registration(&self, sandbox: &SandboxState) -> Option<Arc<Registration>> {
         match self.registry.by_id(sandbox.id()) {
-            Lookup::Found(row) => Some(row),
-            Lookup::Unavailable | Lookup::Unknown | Lookup::NoPeer => None,
+            RegistrationLookup::Found(row) => Some(row),
+            RegistrationLookup::Unavailable
+            | RegistrationLookup::Unknown
+            | RegistrationLookup::NoPeer => None,
         }
     }
 
@@ -265,7 +266,7 @@ impl Services {
         registration: Option<&Registration>,
         authorized: &Authorized,
     ) -> Result<(), Denial> {
-        let none = Answers::default();
+        let none = ApprovalAnswers::default();
         let (subject, answers) = match authorized {
             Authorized::Request(request) => (
                 Subject::Request(RequestFacts {
@@ -288,7 +289,7 @@ impl Services {
                 &connection.answers,
             ),
             Authorized::Mirror(mirror) => (Subject::Mirror(MirrorFacts::Configured(mirror)), &none),
-            // The task that waits decides anew.
+            // The waiting task itself decides again.
             Authorized::Held => return Ok(()),
         };
         let cx = Cx {
@@ -299,53 +300,53 @@ impl Services {
         };
         let decided = decide(subject, Mode::Recheck, cx).now();
         match &decided.verdict {
-            // What is in flight cannot wait for an answer.
+            // A request in flight cannot wait for an approval.
             Verdict::Ask(question) if self.questions.is_attended() => {
                 let denial = question.refused(Reason::AskTimeout);
-                Err(denial.saying(APPROVAL_ENDED))
+                Err(denial.with_message(APPROVAL_ENDED))
             }
             _ => decided.refusal().map(drop),
         }
     }
 
-    /// Who is registered.
+    /// The registered sandboxes.
     pub fn registry(&self) -> &Arc<dyn Registry> {
         &self.registry
     }
 
-    /// Which program opened a connection.
-    pub fn programs(&self) -> &Arc<dyn SocketOwner> {
+    /// Looks up the program that opened a connection.
+    pub fn socket_owners(&self) -> &Arc<dyn SocketOwner> {
         &self.programs
     }
 
-    /// Where decisions are recorded.
-    pub fn audit(&self) -> &Arc<dyn AuditLog> {
+    /// The audit log.
+    pub fn audit(&self) -> &Arc<dyn AuditReader> {
         &self.audit
     }
 
-    /// The way out.
+    /// Opens all upstream connections.
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
     }
 
-    /// Reads the objects of pushes.
+    /// Reads the objects of pushes, if a reader is available.
     pub fn pack_reader(&self) -> Option<&Arc<dyn PackReader>> {
         self.pack_reader.as_ref()
     }
 
-    /// Where bodies wait for their verdict.
+    /// The spool for bodies that wait for a verdict.
     pub fn spools(&self) -> &Spools {
         &self.spools
     }
 
-    /// Upstreams that are served as mirrors.
+    /// Git upstreams that are served from mirrors.
     pub fn mirrors(&self) -> &Mirrors {
         &self.mirrors
     }
 
-    /// Answers DNS queries.
-    pub fn names(&self) -> &Arc<Names> {
-        &self.names
+    /// The DNS server.
+    pub fn name_server(&self) -> &Arc<NameServer> {
+        &self.name_server
     }
 
     /// The checks of the listeners on shared networks.
@@ -353,45 +354,45 @@ impl Services {
         &self.listener_checks
     }
 
-    /// Makes the metrics of DNS and of requests visible in `registry`.
+    /// Registers the metrics of DNS and of requests in `registry`.
     pub fn register(&self, registry: &mut prometheus_client::registry::Registry) {
-        self.numbers.register(registry);
-        self.queries.register(registry);
+        self.traffic_metrics.register(registry);
+        self.dns_metrics.register(registry);
     }
 
-    /// From now on `tools` serves the tools at `palisade.internal`. The first one counts.
+    /// Sets the tool server at `palisade.internal`. Only the first call has an effect.
     pub fn serve_tools(&self, tools: Arc<dyn ToolServer>) {
         if self.tools.set(tools).is_err() {
-            tracing::error!("somebody answers for the tools already");
+            tracing::error!("tool server is already set");
         }
     }
 
-    /// Serves the tools, if they are served.
+    /// The tool server, if it is set.
     pub fn tools(&self) -> Option<&Arc<dyn ToolServer>> {
         self.tools.get()
     }
 
-    /// Who signs.
-    pub fn authority(&self) -> &Arc<ArcSwap<Authority>> {
+    /// The certificate authority.
+    pub fn authority(&self) -> &Arc<ArcSwap<CertificateAuthority>> {
         &self.authority
     }
 
     /// The metrics of requests.
     pub fn metrics(&self) -> &TrafficMetrics {
-        &self.numbers
+        &self.traffic_metrics
     }
 
-    /// The time.
+    /// The clock.
     pub fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// A new id of a request.
+    /// Generates a request id.
     pub fn new_id(&self) -> RequestId {
         self.ids.next(self.clock.wall())
     }
 
-    /// The state of a sandbox, made when it is asked for first.
+    /// The state of a sandbox, which is created at the first call.
     pub fn sandbox(&self, id: &SandboxId) -> Result<Arc<SandboxState>, LeafError> {
         let mut sandboxes = lock(&self.sandboxes);
         if let Some(sandbox) = sandboxes.get(id) {
@@ -403,14 +404,14 @@ impl Services {
         Ok(sandbox)
     }
 
-    /// Forgets a sandbox, and ends what it has in flight.
-    pub fn dismiss(&self, id: &SandboxId) {
+    /// Removes the state of a sandbox, and ends its requests in flight.
+    pub fn remove_sandbox(&self, id: &SandboxId) {
         let sandbox = lock(&self.sandboxes).remove(id);
         if let Some(sandbox) = sandbox {
             sandbox.in_flight.end();
         }
         self.dialer.forget(id);
-        self.names.forget(id);
+        self.name_server.forget(id);
     }
 
     /// Removes the state of sandboxes that are not registered any more, every five minutes.
@@ -421,35 +422,35 @@ impl Services {
         }
     }
 
-    /// Forgets those who are not registered any more.
+    /// Removes the state of sandboxes that are not registered any more.
     pub fn prune(&self, now: UnixMillis) {
         let live = |row: &Arc<Registration>| row.is_live(now);
         let gone = |id: &SandboxId| match self.registry.by_id(id) {
-            Lookup::Found(row) => !live(&row),
-            Lookup::Unknown => true,
-            Lookup::Unavailable | Lookup::NoPeer => false,
+            RegistrationLookup::Found(row) => !live(&row),
+            RegistrationLookup::Unknown => true,
+            RegistrationLookup::Unavailable | RegistrationLookup::NoPeer => false,
         };
         let ids: Vec<SandboxId> = lock(&self.sandboxes).keys().cloned().collect();
         for id in ids.iter().filter(|id| gone(id)) {
-            self.dismiss(id);
+            self.remove_sandbox(id);
         }
-        self.names.prune(gone);
+        self.name_server.prune(gone);
     }
 
-    /// A refusal that is not long ago, of any sandbox.
-    pub fn explain(&self, id: RequestId) -> Option<(SandboxId, Explained)> {
-        let sandboxes = self.known();
+    /// Returns a recent refusal of any sandbox.
+    pub fn explain(&self, id: RequestId) -> Option<(SandboxId, RecentRefusal)> {
+        let sandboxes = self.sandboxes_with_state();
         let mut sandboxes = sandboxes.iter();
         sandboxes.find_map(|sandbox| Some((sandbox.id().clone(), sandbox.explain(id)?)))
     }
 
     /// Every sandbox that has a state.
-    pub fn known(&self) -> Vec<Arc<SandboxState>> {
+    pub fn sandboxes_with_state(&self) -> Vec<Arc<SandboxState>> {
         lock(&self.sandboxes).values().cloned().collect()
     }
 
-    /// Records an event. Where its sandbox's queue is full, a task waits for it, and holds the
-    /// request's slot meanwhile: there are only so many.
+    /// Records an event. If the sandbox's queue is full, a task waits, and holds the request's slot
+    /// meanwhile, which limits the number of such tasks.
     pub(crate) fn write(&self, event: Box<AuditEvent>, slot: Option<OwnedSemaphorePermit>) {
         if let Err(event) = self.audit.try_record(event) {
             let audit = Arc::clone(&self.audit);
@@ -460,22 +461,22 @@ impl Services {
         }
     }
 
-    /// Runs something that outlives the connection it began on.
+    /// Spawns a task that may outlive its connection.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn_on(work, &self.runtime);
     }
 
-    /// Ends everything in flight, and returns when all of it is recorded. Call it when no
-    /// connection is served any more.
+    /// Ends every request in flight, and returns when all are recorded. Call it after the last
+    /// connection has ended.
     pub async fn finish(&self) {
         self.close();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Ends everything in flight, and whatever comes later.
+    /// Ends every request in flight, and every later one.
     pub fn close(&self) {
-        for sandbox in self.known() {
+        for sandbox in self.sandboxes_with_state() {
             sandbox.in_flight.close();
         }
     }

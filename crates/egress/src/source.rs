@@ -4,56 +4,60 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::request::Parts;
-use policy::identity::{Identity, Lookup, identify};
+use policy::identity::{Identity, RegistrationLookup, identify};
 use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::headers::CONTAINER_ID;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::stage::Stage;
 
 /// How a connection identifies its sandbox.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum ConnectionSource {
     /// By the listener it came through.
     Listener(Arc<SandboxState>),
-    /// By its address, which may be unknown.
+    /// By its address, which may not be registered.
     Address(Option<IpAddr>, Option<Arc<SandboxState>>),
 }
 
-impl Source {
+impl ConnectionSource {
     /// The state of the sandbox.
     pub fn sandbox(&self) -> Option<&Arc<SandboxState>> {
         match self {
-            Source::Listener(sandbox) => Some(sandbox),
-            Source::Address(_, sandbox) => sandbox.as_ref(),
+            ConnectionSource::Listener(sandbox) => Some(sandbox),
+            ConnectionSource::Address(_, sandbox) => sandbox.as_ref(),
         }
     }
 
-    /// What the registry has of it now. Which sandbox it is was settled when the connection was
-    /// accepted: an address that was registered for another one since is unknown.
-    pub fn look_up(&self, services: &Services) -> Lookup {
+    /// Looks up the current registration. The sandbox was determined when the connection was
+    /// accepted: an address that is registered for another sandbox since then is unknown.
+    pub fn look_up(&self, services: &Services) -> RegistrationLookup {
         let registry = services.registry();
         match self {
-            Source::Listener(sandbox) => registry.by_id(sandbox.id()),
-            Source::Address(None, _) => Lookup::NoPeer,
-            Source::Address(Some(ip), sandbox) => match (registry.by_ip(*ip), sandbox) {
-                (Lookup::Found(row), Some(sandbox)) if row.id == *sandbox.id() => {
-                    Lookup::Found(row)
+            ConnectionSource::Listener(sandbox) => registry.by_id(sandbox.id()),
+            ConnectionSource::Address(None, _) => RegistrationLookup::NoPeer,
+            ConnectionSource::Address(Some(ip), sandbox) => match (registry.by_ip(*ip), sandbox) {
+                (RegistrationLookup::Found(row), Some(sandbox)) if row.id == *sandbox.id() => {
+                    RegistrationLookup::Found(row)
                 }
-                (Lookup::Found(_), _) => Lookup::Unknown,
+                (RegistrationLookup::Found(_), _) => RegistrationLookup::Unknown,
                 (other, _) => other,
             },
         }
     }
 
-    /// Identifies the sender of a request, now, with what its head claims.
-    pub fn identify_request(&self, services: &Services, head: &Parts) -> Result<Identity, Refusal> {
+    /// Identifies the sender of a request by the current registration and the head's claim.
+    pub fn identify_request(
+        &self,
+        services: &Services,
+        head: &Parts,
+    ) -> Result<Identity, RequestRefusal> {
         let mut claims = head.headers.get_all(CONTAINER_ID).iter();
-        // Bytes that are no text are no registered id either, and two claims are none.
+        // A claim that is not text, or two claims, match no registered id.
         let claimed = match (claims.next(), claims.next()) {
             (None, _) => None,
             (Some(one), None) => Some(one.to_str().unwrap_or_default()),
@@ -62,30 +66,32 @@ impl Source {
         self.identify(services, claimed)
     }
 
-    /// Identifies the sender, now.
+    /// Identifies the sender by the current registration.
     pub fn identify(
         &self,
         services: &Services,
         claimed: Option<&str>,
-    ) -> Result<Identity, Refusal> {
+    ) -> Result<Identity, RequestRefusal> {
         let lookup = self.look_up(services);
         let row = match &lookup {
-            Lookup::Found(row) => Some(Arc::clone(row)),
-            Lookup::Unavailable | Lookup::NoPeer | Lookup::Unknown => None,
+            RegistrationLookup::Found(row) => Some(Arc::clone(row)),
+            RegistrationLookup::Unavailable
+            | RegistrationLookup::NoPeer
+            | RegistrationLookup::Unknown => None,
         };
         identify(lookup, claimed, services.clock().wall()).map_err(|denial| {
             if let (Reason::IdentityExpired, Some(row)) = (denial.reason, row) {
                 services.registry().expired(&row.id);
             }
-            Refusal::new(Stage::Identity, denial)
+            RequestRefusal::new(Stage::Identity, denial)
         })
     }
 }
 
 /// The refusal of a source without a sandbox.
-pub fn unknown() -> Refusal {
+pub fn unknown_source() -> RequestRefusal {
     let denial = Denial::new(Reason::IdentityUnknown, "identity");
-    Refusal::new(Stage::Identity, denial)
+    RequestRefusal::new(Stage::Identity, denial)
 }
 
 /// Reserves an audit slot; waits while the sandbox has too many records in flight.

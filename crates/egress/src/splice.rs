@@ -1,5 +1,5 @@
-//! Two streams, joined: bytes pass both ways until one side ends, falls silent, or the
-//! rules change.
+//! Copies bytes between two streams in both directions, until one side closes, the idle timeout
+//! expires, or a reload revokes the connection.
 
 use std::io;
 use std::pin::Pin;
@@ -14,50 +14,50 @@ use tokio::time::Instant;
 use crate::in_flight::InFlight;
 use crate::request_log::Tally;
 
-/// What is held of each direction at a time.
+/// Buffer size per direction.
 const BUFFER: usize = 16 * 1024;
 
-/// Passes bytes between `client` and `upstream`, and counts them.
+/// Copies bytes between `client` and `upstream`, and counts them.
 pub async fn join(
     client: impl AsyncRead + AsyncWrite + Unpin,
     upstream: impl AsyncRead + AsyncWrite + Unpin,
     tally: &Arc<Tally>,
-    live: &InFlight,
-    patience: Duration,
+    in_flight: &InFlight,
+    idle_timeout: Duration,
 ) -> io::Result<()> {
-    let begun = Instant::now();
+    let start = Instant::now();
     let last = AtomicU64::new(0);
-    let mut client = Counted {
+    let mut client = CountingStream {
         inner: client,
         count: &tally.sent,
-        begun,
+        start,
         last: &last,
     };
-    let mut upstream = Counted {
+    let mut upstream = CountingStream {
         inner: upstream,
         count: &tally.received,
-        begun,
+        start,
         last: &last,
     };
     tokio::select! {
         copied = tokio::io::copy_bidirectional_with_sizes(
             &mut client, &mut upstream, BUFFER, BUFFER,
         ) => copied.map(drop),
-        () = live.revoked() => Err(io::Error::new(
+        () = in_flight.revoked() => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            crate::body_stream::Cut::Revoked,
+            crate::body_stream::StreamAbort::Revoked,
         )),
-        () = silence(begun, &last, patience) => Err(io::Error::new(
+        () = idle(start, &last, idle_timeout) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            crate::body_stream::Cut::Idle(patience),
+            crate::body_stream::StreamAbort::Idle(idle_timeout),
         )),
     }
 }
 
-/// Waits until nothing was read for `patience`.
-async fn silence(begun: Instant, last: &AtomicU64, patience: Duration) {
+/// Waits until no byte was read for `idle_timeout`.
+async fn idle(start: Instant, last: &AtomicU64, idle_timeout: Duration) {
     loop {
-        let until = begun + Duration::from_millis(last.load(Ordering::Relaxed)) + patience;
+        let until = start + Duration::from_millis(last.load(Ordering::Relaxed)) + idle_timeout;
         if Instant::now() >= until {
             return;
         }
@@ -65,16 +65,16 @@ async fn silence(begun: Instant, last: &AtomicU64, patience: Duration) {
     }
 }
 
-/// A stream whose reads are counted and noticed.
-struct Counted<'a, IO> {
+/// A stream that counts its reads and records their time.
+struct CountingStream<'a, IO> {
     inner: IO,
     count: &'a AtomicU64,
-    begun: Instant,
-    /// When something was read last, in milliseconds since the beginning.
+    start: Instant,
+    /// The time of the last read, in milliseconds since `start`.
     last: &'a AtomicU64,
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Counted<'_, IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for CountingStream<'_, IO> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -84,13 +84,13 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Counted<'_, IO> {
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
         let length = u64::try_from(buf.filled().len() - before).unwrap_or_default();
         self.count.fetch_add(length, Ordering::Relaxed);
-        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let now = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Counted<'_, IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for CountingStream<'_, IO> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -116,18 +116,18 @@ mod tests {
     use crate::in_flight::InFlightSet;
     use crate::in_flight::tests::connection;
 
-    fn live(underway: &Arc<InFlightSet>) -> InFlight {
-        underway.enter(connection("x.example"))
+    fn in_flight(in_flight_set: &Arc<InFlightSet>) -> InFlight {
+        in_flight_set.enter(connection("x.example"))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_pass_both_ways_and_silence_ends_it() {
-        let underway = Arc::new(InFlightSet::default());
-        let live = live(&underway);
+    async fn bytes_are_copied_both_ways_until_idle_timeout() {
+        let in_flight_set = Arc::new(InFlightSet::default());
+        let in_flight = in_flight(&in_flight_set);
         let tally = Arc::new(Tally::default());
         let ((mut client, ours), (theirs, mut upstream)) = (duplex(64), duplex(64));
-        let joined = join(ours, theirs, &tally, &live, Duration::from_secs(60));
-        let talk = async {
+        let joined = join(ours, theirs, &tally, &in_flight, Duration::from_secs(60));
+        let transfer = async {
             tokio::time::sleep(Duration::from_secs(50)).await;
             client.write_all(b"hello").await.unwrap();
             let mut bytes = [0; 5];
@@ -137,23 +137,23 @@ mod tests {
             assert_eq!(&bytes, b"yeslo");
             Instant::now()
         };
-        let (ended, spoken) = tokio::join!(joined, talk);
+        let (ended, last_write) = tokio::join!(joined, transfer);
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(spoken.elapsed().as_secs(), 60);
+        assert_eq!(last_write.elapsed().as_secs(), 60);
         assert_eq!(tally.sent.load(Ordering::Relaxed), 5);
         assert_eq!(tally.received.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test]
-    async fn a_change_of_rules_ends_it() {
-        let underway = Arc::new(InFlightSet::default());
-        let live = live(&underway);
+    async fn revoked_connection_ends() {
+        let in_flight_set = Arc::new(InFlightSet::default());
+        let in_flight = in_flight(&in_flight_set);
         let tally = Arc::new(Tally::default());
         let ((_client, ours), (theirs, _upstream)) = (duplex(64), duplex(64));
-        let joined = join(ours, theirs, &tally, &live, Duration::from_secs(60));
+        let joined = join(ours, theirs, &tally, &in_flight, Duration::from_secs(60));
         let change = async {
             tokio::task::yield_now().await;
-            assert_eq!(underway.recheck(|_| false), 1);
+            assert_eq!(in_flight_set.recheck(|_| false), 1);
         };
         let (ended, ()) = tokio::join!(joined, change);
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::PermissionDenied);

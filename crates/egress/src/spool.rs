@@ -1,4 +1,4 @@
-//! Where a push waits for its verdict: a file without a name, and room for only so many.
+//! Spool: unnamed temporary files for bodies that wait for a verdict, within quotas.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,131 +13,131 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::task::JoinHandle;
 
-use crate::body::Broken;
+use crate::body::BodyError;
 
-/// What one sandbox may have waiting: two of the largest pushes.
-const MOST_OF_ONE: u64 = 1 << 30;
+/// Spooled bytes per sandbox: two of the largest pushes.
+const MAX_PER_SANDBOX: u64 = 1 << 30;
 
-/// What all may have waiting.
-const MOST_OF_ALL: u64 = 4 << 30;
+/// Spooled bytes of all sandboxes.
+const MAX_TOTAL: u64 = 4 << 30;
 
-/// How much is read at a time.
-const PIECE: usize = 64 * 1024;
+/// Size of one read.
+const CHUNK_SIZE: usize = 64 * 1024;
 
-/// The directory of the files, and how much is in them.
+/// The spool directory and its quota.
 #[derive(Debug)]
 pub struct Spools {
     dir: PathBuf,
     all: Arc<SpoolQuota>,
 }
 
-/// How much is waiting, and how much may.
+/// Bytes that are spooled, and their limit.
 #[derive(Debug)]
 pub struct SpoolQuota {
-    level: AtomicU64,
-    most: u64,
+    used_bytes: AtomicU64,
+    max: u64,
 }
 
-/// One push, waiting. Its room is free when it is dropped.
+/// A spooled body. Dropping it frees its quota.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
     length: u64,
-    tanks: [Arc<SpoolQuota>; 2],
+    quotas: [Arc<SpoolQuota>; 2],
 }
 
 impl Spools {
-    /// Files go into `dir`, which is made when it is needed.
+    /// Files go into `dir`, which is created on demand.
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
-            all: Arc::new(SpoolQuota::new(MOST_OF_ALL)),
+            all: Arc::new(SpoolQuota::new(MAX_TOTAL)),
         }
     }
 
-    /// An empty one, on the account of `own`. Blocks.
+    /// Opens an empty spool that counts against the quota `own`. Blocks.
     pub fn open(&self, own: &Arc<SpoolQuota>) -> io::Result<Spool> {
         std::fs::create_dir_all(&self.dir)?;
         Ok(Spool {
             file: tempfile::tempfile_in(&self.dir)?,
             length: 0,
-            tanks: [Arc::clone(&self.all), Arc::clone(own)],
+            quotas: [Arc::clone(&self.all), Arc::clone(own)],
         })
     }
 }
 
 impl SpoolQuota {
-    fn new(most: u64) -> Self {
+    fn new(max: u64) -> Self {
         Self {
-            level: AtomicU64::new(0),
-            most,
+            used_bytes: AtomicU64::new(0),
+            max,
         }
     }
 
-    /// The account of one sandbox.
-    pub fn of_one() -> Arc<Self> {
-        Arc::new(Self::new(MOST_OF_ONE))
+    /// The quota of one sandbox.
+    pub fn for_sandbox() -> Arc<Self> {
+        Arc::new(Self::new(MAX_PER_SANDBOX))
     }
 
-    /// How many bytes are waiting.
-    pub fn level(&self) -> u64 {
-        self.level.load(Ordering::Acquire)
+    /// Number of spooled bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Acquire)
     }
 
-    fn fill(&self, bytes: u64) -> bool {
-        let filled = self
-            .level
+    fn reserve(&self, bytes: u64) -> bool {
+        let reserved = self
+            .used_bytes
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |level| {
                 let level = level.checked_add(bytes)?;
-                (level <= self.most).then_some(level)
+                (level <= self.max).then_some(level)
             });
-        filled.is_ok()
+        reserved.is_ok()
     }
 
-    fn drain(&self, bytes: u64) {
-        self.level.fetch_sub(bytes, Ordering::AcqRel);
+    fn release(&self, bytes: u64) {
+        self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 }
 
-/// There is no room for more.
+/// A spool quota is exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no room for more pushes at a time")]
-pub struct NoRoom;
+#[error("the spool quota is exhausted")]
+pub struct SpoolFull;
 
 impl Spool {
-    /// Adds to it. Blocks.
+    /// Appends bytes. Blocks.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let more = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        let [all, own] = &self.tanks;
-        if !own.fill(more) {
-            return Err(io::Error::other(NoRoom));
+        let [all, own] = &self.quotas;
+        if !own.reserve(more) {
+            return Err(io::Error::other(SpoolFull));
         }
-        if !all.fill(more) {
-            own.drain(more);
-            return Err(io::Error::other(NoRoom));
+        if !all.reserve(more) {
+            own.release(more);
+            return Err(io::Error::other(SpoolFull));
         }
         self.length += more;
         self.file.write_all(bytes)
     }
 
-    /// How long it is.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the spool is empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Another handle to the file. Where it stands is shared with every other.
+    /// Another handle to the file. All handles share the file position.
     pub fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// The whole of it, as a body.
-    pub fn into_body(self) -> Waiting {
-        Waiting {
+    /// Converts the spool into a body.
+    pub fn into_body(self) -> SpoolBody {
+        SpoolBody {
             spool: Arc::new(self),
             at: 0,
             reading: None,
@@ -147,20 +147,20 @@ impl Spool {
 
 impl Drop for Spool {
     fn drop(&mut self) {
-        for tank in &self.tanks {
-            tank.drain(self.length);
+        for quota in &self.quotas {
+            quota.release(self.length);
         }
     }
 }
 
-/// A spooled push on its way. The file is read where it may block.
-pub struct Waiting {
+/// A body that reads a spool, on a blocking thread.
+pub struct SpoolBody {
     spool: Arc<Spool>,
     at: u64,
     reading: Option<JoinHandle<io::Result<Bytes>>>,
 }
 
-impl Waiting {
+impl SpoolBody {
     fn left(&self) -> u64 {
         self.spool.length - self.at
     }
@@ -172,19 +172,19 @@ fn read(spool: &Spool, at: u64, length: usize) -> io::Result<Bytes> {
     Ok(piece.into())
 }
 
-impl Body for Waiting {
+impl Body for SpoolBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if self.left() == 0 {
             return Poll::Ready(None);
         }
         let (spool, at) = (Arc::clone(&self.spool), self.at);
-        let length = usize::try_from(self.left()).map_or(PIECE, |left| left.min(PIECE));
+        let length = usize::try_from(self.left()).map_or(CHUNK_SIZE, |left| left.min(CHUNK_SIZE));
         let reading = self
             .reading
             .get_or_insert_with(|| tokio::task::spawn_blocking(move || read(&spool, at, length)));
@@ -215,24 +215,24 @@ mod tests {
 
     use super::*;
 
-    fn spools(most: u64) -> (tempfile::TempDir, Spools) {
+    fn spools(max: u64) -> (tempfile::TempDir, Spools) {
         let dir = tempfile::tempdir().unwrap();
         let spools = Spools {
             dir: dir.path().join("spool"),
-            all: Arc::new(SpoolQuota::new(most)),
+            all: Arc::new(SpoolQuota::new(max)),
         };
         (dir, spools)
     }
 
     fn is_full(result: io::Result<()>) -> bool {
         let error = result.unwrap_err();
-        error.get_ref().is_some_and(|inner| inner.is::<NoRoom>())
+        error.get_ref().is_some_and(|inner| inner.is::<SpoolFull>())
     }
 
     #[tokio::test]
-    async fn what_goes_in_comes_out_and_no_name_is_left() {
+    async fn spooled_bytes_are_read_back_and_no_file_name_remains() {
         let (dir, spools) = spools(1 << 20);
-        let mut spool = spools.open(&SpoolQuota::of_one()).unwrap();
+        let mut spool = spools.open(&SpoolQuota::for_sandbox()).unwrap();
         let bytes: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[0]).collect();
         for piece in bytes.chunks(777) {
             spool.append(piece).unwrap();
@@ -243,23 +243,26 @@ mod tests {
         assert_eq!(body.size_hint().exact(), Some(200_000));
         let read = body.collect().await.unwrap().to_bytes();
         assert!(read == bytes);
-        assert_eq!(spools.all.level(), 0);
+        assert_eq!(spools.all.used_bytes(), 0);
     }
 
     #[test]
-    fn there_is_room_for_so_much_and_it_comes_back() {
+    fn quotas_limit_spools_and_are_freed_on_drop() {
         let (_dir, spools) = spools(10);
         let (one, two) = (Arc::new(SpoolQuota::new(6)), Arc::new(SpoolQuota::new(6)));
         let mut first = spools.open(&one).unwrap();
         first.append(&[0; 6]).unwrap();
-        assert!(is_full(first.append(&[0])), "its own room is used up");
+        assert!(
+            is_full(first.append(&[0])),
+            "the sandbox quota is exhausted"
+        );
         let mut second = spools.open(&two).unwrap();
         second.append(&[0; 4]).unwrap();
-        assert!(is_full(second.append(&[0])), "everybody's room is used up");
+        assert!(is_full(second.append(&[0])), "the total quota is exhausted");
         drop(first);
         second.append(&[0; 2]).unwrap();
         drop(second);
-        let levels = [&one, &two, &spools.all].map(|tank| tank.level());
+        let levels = [&one, &two, &spools.all].map(|quota| quota.used_bytes());
         assert_eq!(levels, [0, 0, 0]);
     }
 }

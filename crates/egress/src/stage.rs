@@ -5,19 +5,19 @@ use decide::checks::Check;
 /// The stages of the pipeline, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
-    /// The message itself: framing, names, agreement.
+    /// Framing, names and their agreement.
     Request,
-    /// Who is asking.
+    /// The identity of the sandbox.
     Identity,
-    /// How fast.
+    /// The rate limits.
     Rate,
-    /// Whether the upstream is left alone.
+    /// The circuit breaker of the upstream.
     Breaker,
-    /// Whether the rules allow it.
+    /// The rules and policy bundles.
     Policy,
-    /// Whether the rules for git allow it.
+    /// The rules for git.
     Git,
-    /// The way to the upstream and back.
+    /// The exchange with the upstream.
     Forward,
 }
 
@@ -33,7 +33,7 @@ impl Stage {
         Stage::Forward,
     ];
 
-    /// The word in records and metrics.
+    /// The name in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Stage::Request => "request",

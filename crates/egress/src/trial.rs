@@ -1,4 +1,4 @@
-//! What would become of a request, without sending one.
+//! Trial decision: evaluates the rules for a request without sending it.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use decide::snapshot::PolicySnapshot;
 use decide::subject::{HeadFacts, Mode, PassthroughFacts, RequestFacts, Subject};
 use http::HeaderMap;
 use policy::allowlist::Target;
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::clock::Tick;
 use policy::endpoint::Method;
 use policy::host::{Authority, Host};
@@ -17,39 +17,39 @@ use policy::reason::Reason;
 use policy::registration::Registration;
 use policy::verdict::{Denial, RuleName};
 
-/// A request that is only asked about.
+/// A request to evaluate.
 #[derive(Clone, Debug)]
-pub struct Question {
-    /// Whose it would be.
+pub struct TrialRequest {
+    /// The sandbox that would send the request.
     pub sandbox: SandboxId,
     /// The method.
     pub method: String,
     /// The whole URL.
     pub url: String,
-    /// The program that would send it.
+    /// The program that would send the request.
     pub program: Option<String>,
-    /// What is registered of the one who asks.
+    /// The sandbox's registration, if any.
     pub registration: Option<Arc<Registration>>,
 }
 
-/// What would become of it.
+/// Result of a trial decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trial {
-    /// The host that was understood.
+pub struct TrialResult {
+    /// The parsed host.
     pub host: Option<Host>,
     /// The port.
     pub port: Option<u16>,
     /// The path as it would be sent.
     pub path: Option<String>,
-    /// The rule that allows it, or why not.
+    /// The rule that allows the request, or the denial.
     pub verdict: Result<RuleName, Denial>,
-    /// Whether it would pass unread, so that only host and port count.
+    /// Whether the connection would be a TLS passthrough, where only host and port count.
     pub unread: bool,
 }
 
-/// Decides about a request as the gate would.
-pub async fn judge(snapshot: &PolicySnapshot, question: &Question) -> Trial {
-    let mut trial = Trial {
+/// Decides about a request as the gate would, without side effects.
+pub async fn decide_trial(snapshot: &PolicySnapshot, question: &TrialRequest) -> TrialResult {
+    let mut trial = TrialResult {
         host: None,
         port: None,
         path: None,
@@ -62,21 +62,23 @@ pub async fn judge(snapshot: &PolicySnapshot, question: &Question) -> Trial {
 
 async fn run(
     snapshot: &PolicySnapshot,
-    question: &Question,
-    trial: &mut Trial,
+    question: &TrialRequest,
+    trial: &mut TrialResult,
 ) -> Result<RuleName, Denial> {
-    let bad = |what: String| Denial::new(Reason::BadName, "names").saying(what);
+    let bad = |what: String| Denial::new(Reason::BadName, "names").with_message(what);
     let url = &question.url;
     let (tls, rest) = if let Some(rest) = url.strip_prefix("https://") {
         (true, rest)
     } else if let Some(rest) = url.strip_prefix("http://") {
         (false, rest)
     } else {
-        return Err(bad("A URL begins with http:// or https://.".to_owned()));
+        return Err(bad(
+            "The URL must begin with http:// or https://.".to_owned()
+        ));
     };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
-    // A client keeps the fragment to itself.
+    // Clients do not send the fragment.
     let path = path.split('#').next().unwrap_or_default();
     let path = if path.starts_with('/') {
         path.to_owned()
@@ -89,10 +91,11 @@ async fn run(
     trial.port = Some(port);
     let path = CleanPath::parse(&path).map_err(|error| bad(format!("{error}.")))?;
     trial.path = Some(path.wire().to_owned());
-    let method = Method::parse(&question.method)
-        .map_err(|error| Denial::new(Reason::MethodDenied, "names").saying(format!("{error}.")))?;
+    let method = Method::parse(&question.method).map_err(|error| {
+        Denial::new(Reason::MethodDenied, "names").with_message(format!("{error}."))
+    })?;
     trial.unread = tls && snapshot.passes_unread(&authority.host);
-    let answers = Answers::default();
+    let answers = ApprovalAnswers::default();
     let cx = Cx {
         snapshot,
         answers: &answers,

@@ -1,9 +1,8 @@
-//! What a client still sends when nobody wants it any more.
+//! Drains request bodies that were answered before they were read.
 //!
-//! A request can be answered before its body has come: with a refusal, or by an upstream in a
-//! hurry. Over HTTP/1 the connection would then be closed with bytes unread, over HTTP/2 the
-//! stream be reset, and many a client would never see the answer that was on its way. So the
-//! rest is read for a while, into nowhere.
+//! A request can be answered early, with a refusal or by the upstream. An unread body would make
+//! hyper close the HTTP/1 connection or reset the HTTP/2 stream, and many clients would never read
+//! the response. So the rest of the body is read and discarded, within limits.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,30 +14,30 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// How long a client may go on, and how much it may send.
-const PARTING: Duration = Duration::from_secs(10);
-const MOST_LEFT: usize = 256 * 1024 * 1024;
+/// Limits of draining a body.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_DRAINED_BYTES: usize = 256 * 1024 * 1024;
 
-/// A request's body that is read on for a while when it is dropped before its end.
+/// A request body that may be drained when it is dropped before its end.
 pub struct UnreadBody {
     body: Option<Incoming>,
-    is_wanted: bool,
+    drain_on_drop: bool,
 }
 
 impl UnreadBody {
-    /// `body` of a client that would not read the answer before it has sent all of it.
+    /// A body that is drained on drop: the client reads the response only after sending it.
     pub fn drained(body: Incoming) -> Self {
         Self {
             body: Some(body),
-            is_wanted: true,
+            drain_on_drop: true,
         }
     }
 
-    /// `body` of a client that is told otherwise to stop.
-    pub fn let_go(body: Incoming) -> Self {
+    /// A body that is discarded on drop: the client has not sent it yet.
+    pub fn discarded(body: Incoming) -> Self {
         Self {
             body: Some(body),
-            is_wanted: false,
+            drain_on_drop: false,
         }
     }
 }
@@ -71,18 +70,18 @@ impl Body for UnreadBody {
 impl Drop for UnreadBody {
     fn drop(&mut self) {
         let Some(body) = self.body.take() else { return };
-        if !self.is_wanted || body.is_end_stream() {
+        if !self.drain_on_drop || body.is_end_stream() {
             return;
         }
         if let Ok(runtime) = Handle::try_current() {
-            // It ends with its connection, whatever else.
-            runtime.spawn(timeout(PARTING, read_on(body)));
+            // The task also ends with the connection.
+            runtime.spawn(timeout(DRAIN_TIMEOUT, drain(body)));
         }
     }
 }
 
-async fn read_on(mut body: Incoming) {
-    let mut left = MOST_LEFT;
+async fn drain(mut body: Incoming) {
+    let mut left = MAX_DRAINED_BYTES;
     while let Some(Ok(frame)) = body.frame().await {
         let length = frame.data_ref().map_or(0, Bytes::len);
         let Some(rest) = left.checked_sub(length) else {

@@ -1,8 +1,8 @@
-//! WebSocket, however a client asks for it, as the one request that every stage knows.
+//! WebSocket requests over HTTP/1 and HTTP/2, in one form for all stages.
 //!
-//! Over HTTP/1 it is a GET with an `Upgrade` (RFC 6455); over HTTP/2 an extended CONNECT
-//! (RFC 8441), which is turned into that GET where it comes in, and its 101 into a 200
-//! where it goes out. Upstream is always asked over HTTP/1.
+//! Over HTTP/1 the request is a GET with `Upgrade` (RFC 6455). Over HTTP/2 it is an extended
+//! CONNECT (RFC 8441), which is converted to that GET, and the 101 to a 200. The upstream request
+//! is always HTTP/1.
 
 use http::header::{
     CONNECTION, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_EXTENSIONS,
@@ -13,24 +13,24 @@ use http::{Method, Response, StatusCode};
 use hyper::ext::Protocol;
 use policy::verdict::Denial;
 
-use crate::body::Content;
+use crate::body::MessageBody;
 use crate::headers;
 use crate::request;
 
-/// The one protocol that a connection may be changed to.
+/// The only protocol that a connection may upgrade to.
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
-/// Any sixteen bytes do (RFC 6455, 4.1): the key proves nothing about anybody, and over
-/// HTTP/2 the client never sees the answer to it.
+/// Any sixteen bytes are valid (RFC 6455, 4.1): the key authenticates no client, and an HTTP/2
+/// client never sees the response to it.
 const KEY: HeaderValue = HeaderValue::from_static("UGFsaXNhZGUtUGFsaXNhZA==");
 
 /// Whether a request asks for WebSocket.
-pub fn is_asked_for(head: &Parts) -> bool {
-    head.method == Method::GET && headers::asks_for_websocket(&head.headers)
+pub fn is_requested(head: &Parts) -> bool {
+    head.method == Method::GET && headers::requests_websocket(&head.headers)
 }
 
-/// Takes an HTTP/2 request as it came. An extended CONNECT for WebSocket becomes a GET; any
-/// other CONNECT would be a tunnel inside a tunnel.
+/// Converts an extended CONNECT for WebSocket to a GET. Any other CONNECT over HTTP/2 would be a
+/// tunnel inside a tunnel and is refused.
 pub fn from_http2(head: &mut Parts) -> Result<(), Denial> {
     if head.method != Method::CONNECT {
         return Ok(());
@@ -47,30 +47,33 @@ pub fn from_http2(head: &mut Parts) -> Result<(), Denial> {
     Ok(())
 }
 
-/// Makes an answer fit for HTTP/2, which has neither 101 nor these headers. To who asked for
-/// WebSocket, every success is one: an upstream that will not switch has not succeeded.
-pub fn to_http2(mut response: Response<Content>, asked: bool) -> Response<Content> {
+/// Converts a response for HTTP/2, which has neither 101 nor these headers. A WebSocket client
+/// takes any 2xx for an accepted upgrade, so a 2xx without an upgrade becomes a 502.
+pub fn to_http2(
+    mut response: Response<MessageBody>,
+    websocket_requested: bool,
+) -> Response<MessageBody> {
     let headers = response.headers_mut();
     for name in [CONNECTION, UPGRADE, SEC_WEBSOCKET_ACCEPT] {
         headers.remove(name);
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         *response.status_mut() = StatusCode::OK;
-    } else if asked && response.status().is_success() {
+    } else if websocket_requested && response.status().is_success() {
         *response.status_mut() = StatusCode::BAD_GATEWAY;
     }
     response
 }
 
-/// Asks the upstream for WebSocket.
-pub fn ask(headers: &mut HeaderMap) {
+/// Adds the upgrade to WebSocket to an upstream request.
+pub fn request_upgrade(headers: &mut HeaderMap) {
     headers.insert(UPGRADE, WEBSOCKET);
-    // What is compressed with a history could not be looked into.
+    // Compression with a shared context would prevent inspection.
     headers.remove(SEC_WEBSOCKET_EXTENSIONS);
 }
 
-/// Tells the client that the upstream agreed.
-pub fn agree(headers: &mut HeaderMap) {
+/// Sets the headers of the 101 that the client receives.
+pub fn confirm_upgrade(headers: &mut HeaderMap) {
     headers::strip_hop_by_hop(headers);
     headers.remove(SEC_WEBSOCKET_EXTENSIONS);
     headers.insert(UPGRADE, WEBSOCKET);
@@ -97,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_connect_is_judged_as_the_get_it_stands_for() {
+    fn extended_connect_for_websocket_becomes_a_get() {
         let mut head = connect(Some("websocket"));
         from_http2(&mut head).unwrap();
         assert_eq!(head.method, Method::GET);
-        assert!(is_asked_for(&head));
+        assert!(is_requested(&head));
         for protocol in [None, Some("connect-udp")] {
             let denial = from_http2(&mut connect(protocol)).unwrap_err();
             assert_eq!(denial.reason.code(), "framing");
@@ -109,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_of_protocols_is_a_plain_yes_over_http2() {
+    fn switching_protocols_becomes_ok_over_http2() {
         let mut response = Response::new(crate::body::empty());
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        agree(response.headers_mut());
+        confirm_upgrade(response.headers_mut());
         let response = to_http2(response, true);
         assert_eq!(response.status(), StatusCode::OK);
         assert!(response.headers().is_empty());
-        // And a plain yes is no switch.
+        // A 2xx without an upgrade is an error.
         let plain = || Response::new(crate::body::empty());
         assert_eq!(to_http2(plain(), true).status(), StatusCode::BAD_GATEWAY);
         assert_eq!(to_http2(plain(), false).status(), StatusCode::OK);

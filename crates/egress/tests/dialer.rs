@@ -11,14 +11,14 @@
 mod addresses;
 #[path = "dialer/certificates.rs"]
 mod certificates;
-#[path = "dialer/early.rs"]
-mod early;
+#[path = "dialer/early_responses.rs"]
+mod early_responses;
 #[path = "dialer/messages.rs"]
 mod messages;
-#[path = "dialer/patience.rs"]
-mod patience;
 #[path = "dialer/pool.rs"]
 mod pool;
+#[path = "dialer/timeouts.rs"]
+mod timeouts;
 #[path = "dialer/upgrades.rs"]
 mod upgrades;
 
@@ -26,8 +26,8 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use config::Settings;
-use egress::body::{self, Content};
-use egress::dialer::{DialError, Dialer, Sent};
+use egress::body::{self, MessageBody};
+use egress::dialer::{DialError, Dialer, UpstreamResponse};
 use egress::outgoing::{Outgoing, Route};
 use http::Request;
 use http_body_util::BodyExt;
@@ -88,20 +88,20 @@ fn http(name: &str) -> Route {
     }
 }
 
-fn get(path: &str) -> Request<Content> {
+fn get(path: &str) -> Request<MessageBody> {
     Request::get(path).body(body::empty()).unwrap()
 }
 
-fn post(path: &str, content: Content) -> Request<Content> {
+fn post(path: &str, content: MessageBody) -> Request<MessageBody> {
     Request::post(path).body(content).unwrap()
 }
 
 /// A request of the gate's own.
-fn own(route: &Route, request: Request<Content>) -> Outgoing {
+fn own(route: &Route, request: Request<MessageBody>) -> Outgoing {
     Outgoing::gate_own(route.clone(), request)
 }
 
-async fn text(sent: Sent) -> Bytes {
+async fn text(sent: UpstreamResponse) -> Bytes {
     sent.response.collect().await.unwrap().to_bytes()
 }
 

@@ -1,19 +1,19 @@
-//! The server for agents: sandboxes and their tools over stdio, for a client such as an editor
-//! or a coding agent that runs beside the operator's own files.
+//! MCP server for agents: manages sandboxes and runs tools in them over stdio, for a client such
+//! as an editor or a coding agent on the operator's machine.
 //!
 //! ```text
 //!   client ── stdio ──▶ Agents ──▶ Workshop (a port) ──▶ gate, workbench, repository
-//!                          └── after what changes: a snapshot on the sandbox's branch
+//!                          └── after each changing tool: a snapshot on the sandbox's branch
 //! ```
 //!
-//! An agent chooses a name and what happens inside. It chooses no repository, no credential,
-//! no backend and no port of the host.
+//! An agent chooses a sandbox's name and the work in it. An agent cannot choose the repository,
+//! the credentials, the backend or the published ports.
 
 pub mod answers;
-pub mod diary;
+pub mod commit_message;
 pub mod parameters;
+pub mod sandbox_service;
 pub mod tools;
-pub mod workshop;
 
 #[cfg(test)]
 mod tests;
@@ -34,167 +34,175 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use answers::{
-    Answer, BashAnswer, Changed, DeleteAnswer, EditAnswer, GlobAnswer, GrepAnswer, Kept,
-    ListAnswer, LsAnswer, PatchAnswer, SandboxAnswer, WriteAnswer, read_result, result,
+    BashAnswer, CommitNote, DeleteAnswer, EditAnswer, GlobAnswer, GrepAnswer, ListAnswer, LsAnswer,
+    PatchAnswer, SandboxAnswer, ToolAnswer, WithCommit, WriteAnswer, read_result, tool_result,
 };
 use parameters::{
-    Bash, Create, Delete, Diff, Edit, Glob, Grep, Ls, Nothing, Patch, Read, Transfer, Which, Write,
+    Bash, Create, Delete, Diff, Edit, Glob, Grep, Ls, NoParameters, Patch, Read, SandboxOnly,
+    Transfer, Write,
 };
-use workshop::{Sandbox, Workshop, WorkshopError};
+use sandbox_service::{AgentSandbox, SandboxService, SandboxServiceError};
 
-/// Calls at the same time.
-const MOST_CALLS: usize = 32;
+/// Calls in flight at a time.
+const MAX_CALLS: usize = 32;
 
-/// How long calls that nobody waits for any more may take to commit what they did.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// How long the calls in flight may take to commit their changes after the client disconnected.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most of a diff that is given to a model.
-const LONGEST_DIFF: usize = 256 << 10;
+/// The most bytes of a diff in an answer.
+const MAX_DIFF_BYTES: usize = 256 << 10;
 
 const INSTRUCTIONS: &str = "\
 Tools to work on this git repository inside a sandbox. Begin with sandbox-create; then read, \
 write, edit, patch, bash, ls, glob and grep work on the sandbox's own copy. Each change is \
-committed to the branch palisade/NAME, which the operator reviews and merges; tell them its \
-name when you are done. The operator's own files stay as they are. The sandbox's network leads \
-through a gate: a request that is refused says why, and the operator can allow it.";
+committed to the branch palisade/NAME, which the operator reviews and merges; report its name \
+to the operator when you are done. The operator's own files are not changed. Network requests \
+from the sandbox pass through a gate: a refused request contains the reason, and the operator can \
+allow it.";
 
-/// Why serving ended.
+/// Why serving a client failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The client and we did not come together.
-    #[error("the conversation did not begin: {0}")]
-    Beginning(String),
-    /// It broke off.
-    #[error("the conversation broke off: {0}")]
-    Broken(String),
+    /// The `initialize` handshake with the client failed.
+    #[error("the MCP handshake with the client failed: {0}")]
+    Handshake(String),
+    /// The task that serves the client failed.
+    #[error("serving the MCP client failed: {0}")]
+    Service(String),
 }
 
-/// The server. What was made in its session is remembered as long as it runs.
+/// The MCP server. It remembers the sandboxes that were created in its session.
 #[derive(Clone)]
-pub struct Agents {
-    workshop: Arc<dyn Workshop>,
-    made: Arc<Mutex<Vec<SandboxId>>>,
+pub struct AgentServer {
+    service: Arc<dyn SandboxService>,
+    created: Arc<Mutex<Vec<SandboxId>>>,
     tools: Arc<[Tool]>,
     calls: Arc<Semaphore>,
 }
 
-impl Agents {
-    /// A server for the sandboxes of `workshop`.
-    pub fn new(workshop: Arc<dyn Workshop>) -> Self {
+impl AgentServer {
+    /// A server for the sandboxes of `service`.
+    pub fn new(service: Arc<dyn SandboxService>) -> Self {
         Self {
-            workshop,
-            made: Arc::default(),
+            service,
+            created: Arc::default(),
             tools: tools::all().into(),
-            calls: Arc::new(Semaphore::new(MOST_CALLS)),
+            calls: Arc::new(Semaphore::new(MAX_CALLS)),
         }
     }
 
-    /// Serves the client that started this process, until it hangs up.
+    /// Serves the client that started this process, over stdio, until the client disconnects.
     pub async fn serve_stdio(self) -> Result<(), ServeError> {
         let (input, output) = rmcp::transport::io::stdio_pipes();
         self.serve(input, output).await
     }
 
-    /// Serves one client until it hangs up.
+    /// Serves one client until it disconnects.
     pub async fn serve<R, W>(self, input: R, output: W) -> Result<(), ServeError>
     where
         R: AsyncRead + Send + Unpin + 'static,
         W: AsyncWrite + Send + Unpin + 'static,
     {
-        let beginning = |error: rmcp::service::ServerInitializeError| match error {
+        let handshake_error = |error: rmcp::service::ServerInitializeError| match error {
             rmcp::service::ServerInitializeError::ConnectionClosed(_) => None,
-            other => Some(ServeError::Beginning(other.to_string())),
+            other => Some(ServeError::Handshake(other.to_string())),
         };
         let calls = Arc::clone(&self.calls);
         let running = match ServiceExt::serve(self, (input, output)).await {
             Ok(running) => running,
-            // One who hangs up at once wanted nothing.
-            Err(error) => return beginning(error).map_or(Ok(()), Err),
+            // A client that disconnects before the handshake is no error.
+            Err(error) => return handshake_error(error).map_or(Ok(()), Err),
         };
         let ended = running.waiting().await;
-        // What was under way has been given up, and commits what it did.
-        let all = u32::try_from(MOST_CALLS).unwrap_or(u32::MAX);
-        if tokio::time::timeout(LAST_WORDS, calls.acquire_many(all))
+        // The calls in flight are cancelled and commit their changes.
+        let all = u32::try_from(MAX_CALLS).unwrap_or(u32::MAX);
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, calls.acquire_many(all))
             .await
             .is_err()
         {
-            tracing::warn!("a call did not end with its client");
+            tracing::warn!("mcp call still running after its client disconnected");
         }
-        ended.map_err(|error| ServeError::Broken(error.to_string()))?;
+        ended.map_err(|error| ServeError::Service(error.to_string()))?;
         Ok(())
     }
 
-    /// One call, by the tool's name.
+    /// Runs the tool of that name.
     async fn call(
         &self,
         name: &str,
         arguments: JsonObject,
-        over: &CancellationToken,
+        cancelled: &CancellationToken,
     ) -> Result<CallToolResult, ErrorData> {
         match name {
-            "sandbox-create" => result(self.create(parse_json_object(arguments)?).await),
+            "sandbox-create" => tool_result(self.create(parse_json_object(arguments)?).await),
             "sandbox-list" => {
-                let Nothing {} = parse_json_object(arguments)?;
-                let listed = self.workshop.list().await;
-                result(listed.map(|sandboxes| ListAnswer { sandboxes }))
+                let NoParameters {} = parse_json_object(arguments)?;
+                let listed = self.service.list().await;
+                tool_result(listed.map(|sandboxes| ListAnswer { sandboxes }))
             }
-            "sandbox-ports" => result(self.ports(parse_json_object(arguments)?).await),
-            "sandbox-pause" => result(self.pause(parse_json_object(arguments)?).await),
-            "sandbox-resume" => result(self.resume(parse_json_object(arguments)?).await),
-            "sandbox-delete" => result(self.delete(parse_json_object(arguments)?).await),
-            "read" => read_result(self.read(parse_json_object(arguments)?, over).await),
-            "write" => result(self.write(parse_json_object(arguments)?, over).await),
-            "edit" => result(self.edit(parse_json_object(arguments)?, over).await),
-            "patch" => result(self.patch(parse_json_object(arguments)?, over).await),
-            "bash" => result(self.bash(parse_json_object(arguments)?, over).await),
-            "ls" => result(self.ls(parse_json_object(arguments)?, over).await),
-            "glob" => result(self.glob(parse_json_object(arguments)?, over).await),
-            "grep" => result(self.grep(parse_json_object(arguments)?, over).await),
-            "upload" => result(self.upload(parse_json_object(arguments)?).await),
-            "download" => result(self.download(parse_json_object(arguments)?).await),
-            "diff" => result(self.diff(parse_json_object(arguments)?).await),
+            "sandbox-ports" => tool_result(self.ports(parse_json_object(arguments)?).await),
+            "sandbox-pause" => tool_result(self.pause(parse_json_object(arguments)?).await),
+            "sandbox-resume" => tool_result(self.resume(parse_json_object(arguments)?).await),
+            "sandbox-delete" => tool_result(self.delete(parse_json_object(arguments)?).await),
+            "read" => read_result(self.read(parse_json_object(arguments)?, cancelled).await),
+            "write" => tool_result(self.write(parse_json_object(arguments)?, cancelled).await),
+            "edit" => tool_result(self.edit(parse_json_object(arguments)?, cancelled).await),
+            "patch" => tool_result(self.patch(parse_json_object(arguments)?, cancelled).await),
+            "bash" => tool_result(self.bash(parse_json_object(arguments)?, cancelled).await),
+            "ls" => tool_result(self.ls(parse_json_object(arguments)?, cancelled).await),
+            "glob" => tool_result(self.glob(parse_json_object(arguments)?, cancelled).await),
+            "grep" => tool_result(self.grep(parse_json_object(arguments)?, cancelled).await),
+            "upload" => tool_result(self.upload(parse_json_object(arguments)?).await),
+            "download" => tool_result(self.download(parse_json_object(arguments)?).await),
+            "diff" => tool_result(self.diff(parse_json_object(arguments)?).await),
             other => Err(ErrorData::invalid_params(
-                format!("There is no tool '{}'.", other.escape_debug()),
+                format!("Unknown tool '{}'.", other.escape_debug()),
                 None,
             )),
         }
     }
 
-    async fn create(&self, asked: Create) -> Result<SandboxAnswer, WorkshopError> {
-        let sandbox = self.workshop.create(&asked.name, asked.dirty).await?;
+    async fn create(&self, parameters: Create) -> Result<SandboxAnswer, SandboxServiceError> {
+        let sandbox = self
+            .service
+            .create(&parameters.name, parameters.dirty)
+            .await?;
         self.remember(&sandbox.id);
         Ok(SandboxAnswer { sandbox })
     }
 
-    async fn ports(&self, asked: Which) -> Result<workshop::Ports, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        self.workshop.ports(&at).await
+    async fn ports(
+        &self,
+        parameters: SandboxOnly,
+    ) -> Result<sandbox_service::Ports, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.ports(&at).await
     }
 
-    async fn pause(&self, asked: Which) -> Result<SandboxAnswer, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        self.workshop.pause(&at).await?;
-        let sandbox = self.workshop.find(at.as_str()).await?;
+    async fn pause(&self, parameters: SandboxOnly) -> Result<SandboxAnswer, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.pause(&at).await?;
+        let sandbox = self.service.find(at.as_str()).await?;
         Ok(SandboxAnswer { sandbox })
     }
 
-    async fn resume(&self, asked: Which) -> Result<SandboxAnswer, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        self.workshop.resume(&at).await?;
-        let sandbox = self.workshop.find(at.as_str()).await?;
+    async fn resume(&self, parameters: SandboxOnly) -> Result<SandboxAnswer, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        self.service.resume(&at).await?;
+        let sandbox = self.service.find(at.as_str()).await?;
         Ok(SandboxAnswer { sandbox })
     }
 
-    async fn delete(&self, asked: Delete) -> Result<DeleteAnswer, WorkshopError> {
-        let sandbox = self.place(asked.sandbox.as_deref()).await?;
-        if asked.force && !self.has_made(&sandbox.id) {
+    async fn delete(&self, parameters: Delete) -> Result<DeleteAnswer, SandboxServiceError> {
+        let sandbox = self.sandbox(parameters.sandbox.as_deref()).await?;
+        if parameters.force && !self.has_created(&sandbox.id) {
             let name = &sandbox.name;
-            return Err(WorkshopError::Refused(format!(
-                "{name} was not made in this session, so it is not deleted by force; ask the \
-                 operator to delete it"
+            return Err(SandboxServiceError::Refused(format!(
+                "{name} was not made in this session, so force is not allowed; ask the operator to \
+                 delete it"
             )));
         }
-        let deleted = self.workshop.delete(&sandbox.id, asked.force).await?;
+        let deleted = self.service.delete(&sandbox.id, parameters.force).await?;
         self.forget(&sandbox.id);
         Ok(DeleteAnswer {
             name: sandbox.name,
@@ -204,175 +212,193 @@ impl Agents {
 
     async fn read(
         &self,
-        asked: Read,
-        over: &CancellationToken,
-    ) -> Result<(String, workshop::Content), WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let content = until(over, self.workshop.read(&at, &asked)).await?;
-        Ok((asked.path, content))
+        parameters: Read,
+        cancelled: &CancellationToken,
+    ) -> Result<(String, sandbox_service::FileContent), SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let content = or_cancelled(cancelled, self.service.read(&at, &parameters)).await?;
+        Ok((parameters.path, content))
     }
 
     async fn write(
         &self,
-        asked: Write,
-        over: &CancellationToken,
-    ) -> Result<Changed<WriteAnswer>, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let done = until(over, self.workshop.write(&at, &asked)).await;
-        let entry = diary::entry("write", &asked.path);
-        self.keep(&at, done.map(WriteAnswer::from), &entry).await
+        parameters: Write,
+        cancelled: &CancellationToken,
+    ) -> Result<WithCommit<WriteAnswer>, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.write(&at, &parameters)).await;
+        let message = commit_message::for_tool("write", &parameters.path);
+        self.commit(&at, done.map(WriteAnswer::from), &message)
+            .await
     }
 
     async fn edit(
         &self,
-        asked: Edit,
-        over: &CancellationToken,
-    ) -> Result<Changed<EditAnswer>, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let done = until(over, self.workshop.edit(&at, &asked)).await;
-        let entry = diary::entry("edit", &asked.path);
-        self.keep(&at, done.map(EditAnswer::from), &entry).await
+        parameters: Edit,
+        cancelled: &CancellationToken,
+    ) -> Result<WithCommit<EditAnswer>, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.edit(&at, &parameters)).await;
+        let message = commit_message::for_tool("edit", &parameters.path);
+        self.commit(&at, done.map(EditAnswer::from), &message).await
     }
 
     async fn patch(
         &self,
-        asked: Patch,
-        over: &CancellationToken,
-    ) -> Result<Changed<PatchAnswer>, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let done = until(over, self.workshop.patch(&at, &asked.patch)).await;
+        parameters: Patch,
+        cancelled: &CancellationToken,
+    ) -> Result<WithCommit<PatchAnswer>, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.patch(&at, &parameters.patch)).await;
         let files = done.as_deref().unwrap_or_default();
-        let entry = diary::entry_of_all("patch", files);
-        self.keep(&at, done.map(|files| PatchAnswer { files }), &entry)
+        let message = commit_message::for_files("patch", files);
+        self.commit(&at, done.map(|files| PatchAnswer { files }), &message)
             .await
     }
 
     async fn bash(
         &self,
-        asked: Bash,
-        over: &CancellationToken,
-    ) -> Result<Changed<BashAnswer>, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let done = until(over, self.workshop.bash(&at, &asked)).await;
-        let entry = diary::entry("bash", &asked.command);
-        self.keep(&at, done.map(BashAnswer::from), &entry).await
+        parameters: Bash,
+        cancelled: &CancellationToken,
+    ) -> Result<WithCommit<BashAnswer>, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let done = or_cancelled(cancelled, self.service.bash(&at, &parameters)).await;
+        let message = commit_message::for_tool("bash", &parameters.command);
+        self.commit(&at, done.map(BashAnswer::from), &message).await
     }
 
-    async fn ls(&self, asked: Ls, over: &CancellationToken) -> Result<LsAnswer, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let listed = until(over, self.workshop.ls(&at, &asked)).await?;
+    async fn ls(
+        &self,
+        parameters: Ls,
+        cancelled: &CancellationToken,
+    ) -> Result<LsAnswer, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let listed = or_cancelled(cancelled, self.service.ls(&at, &parameters)).await?;
         Ok(listed.into())
     }
 
     async fn glob(
         &self,
-        asked: Glob,
-        over: &CancellationToken,
-    ) -> Result<GlobAnswer, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let found = until(over, self.workshop.glob(&at, &asked)).await?;
+        parameters: Glob,
+        cancelled: &CancellationToken,
+    ) -> Result<GlobAnswer, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let found = or_cancelled(cancelled, self.service.glob(&at, &parameters)).await?;
         Ok(found.into())
     }
 
     async fn grep(
         &self,
-        asked: Grep,
-        over: &CancellationToken,
-    ) -> Result<GrepAnswer, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let found = until(over, self.workshop.grep(&at, &asked)).await?;
+        parameters: Grep,
+        cancelled: &CancellationToken,
+    ) -> Result<GrepAnswer, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let found = or_cancelled(cancelled, self.service.grep(&at, &parameters)).await?;
         Ok(found.into())
     }
 
-    async fn upload(&self, asked: Transfer) -> Result<Changed<workshop::Moved>, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let to = asked.to.as_deref().unwrap_or(".");
-        let done = self.workshop.upload(&at, &asked.source, to).await;
-        let entry = diary::entry("upload", &asked.source);
-        self.keep(&at, done, &entry).await
+    async fn upload(
+        &self,
+        parameters: Transfer,
+    ) -> Result<WithCommit<sandbox_service::CopiedFiles>, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let to = parameters.to.as_deref().unwrap_or(".");
+        let done = self.service.upload(&at, &parameters.source, to).await;
+        let message = commit_message::for_tool("upload", &parameters.source);
+        self.commit(&at, done, &message).await
     }
 
-    async fn download(&self, asked: Transfer) -> Result<workshop::Moved, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        let to = asked.to.as_deref().unwrap_or(".");
-        self.workshop.download(&at, &asked.source, to).await
+    async fn download(
+        &self,
+        parameters: Transfer,
+    ) -> Result<sandbox_service::CopiedFiles, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        let to = parameters.to.as_deref().unwrap_or(".");
+        self.service.download(&at, &parameters.source, to).await
     }
 
-    async fn diff(&self, asked: Diff) -> Result<workshop::Changes, WorkshopError> {
-        let at = self.place(asked.sandbox.as_deref()).await?.id;
-        // What a process in the background did since is part of it.
-        self.workshop.snapshot(&at, "snapshot").await?;
-        let most = if asked.stat { 0 } else { LONGEST_DIFF };
-        self.workshop.diff(&at, most).await
+    async fn diff(
+        &self,
+        parameters: Diff,
+    ) -> Result<sandbox_service::Changes, SandboxServiceError> {
+        let at = self.sandbox(parameters.sandbox.as_deref()).await?.id;
+        // The diff includes the changes of background processes.
+        self.service.snapshot(&at, "snapshot").await?;
+        let max_bytes = if parameters.stat { 0 } else { MAX_DIFF_BYTES };
+        self.service.diff(&at, max_bytes).await
     }
 
-    /// Commits what a call has changed; also one that failed or was given up may have.
-    async fn keep<T: Answer>(
+    /// Commits the changes of a call to the sandbox's branch. A call that failed or was cancelled
+    /// may have changed files, too.
+    async fn commit<T: ToolAnswer>(
         &self,
         at: &SandboxId,
-        done: Result<T, WorkshopError>,
-        entry: &str,
-    ) -> Result<Changed<T>, WorkshopError> {
-        // Nothing was touched.
-        if let Err(error @ WorkshopError::Invalid(_)) = done {
+        done: Result<T, SandboxServiceError>,
+        message: &str,
+    ) -> Result<WithCommit<T>, SandboxServiceError> {
+        // The call was rejected before it could change a file.
+        if let Err(error @ SandboxServiceError::Invalid(_)) = done {
             return Err(error);
         }
-        let kept = Kept::of(self.workshop.snapshot(at, entry).await);
-        Ok(Changed { done: done?, kept })
+        let commit = CommitNote::of(self.service.snapshot(at, message).await);
+        let answer = done?;
+        Ok(WithCommit { answer, commit })
     }
 
-    /// The sandbox that is meant.
-    async fn place(&self, name: Option<&str>) -> Result<Sandbox, WorkshopError> {
+    /// The sandbox called `name`; without a name the only one of this session.
+    async fn sandbox(&self, name: Option<&str>) -> Result<AgentSandbox, SandboxServiceError> {
         if let Some(name) = name {
-            return self.workshop.find(name).await;
+            return self.service.find(name).await;
         }
-        let made = self.made();
-        match made.as_slice() {
-            [only] => self.workshop.find(only.as_str()).await,
-            [] => Err(WorkshopError::Invalid(
-                "Say which sandbox: none was made in this session. See sandbox-list, or make \
-                 one with sandbox-create."
+        let created = self.created();
+        match created.as_slice() {
+            [only] => self.service.find(only.as_str()).await,
+            [] => Err(SandboxServiceError::Invalid(
+                "Name a sandbox: none was made in this session. List them with sandbox-list, or \
+                 create one with sandbox-create."
                     .to_owned(),
             )),
-            several => Err(WorkshopError::Invalid(format!(
-                "Say which sandbox: {} were made in this session. See sandbox-list.",
+            several => Err(SandboxServiceError::Invalid(format!(
+                "Name a sandbox: {} were made in this session. List them with sandbox-list.",
                 several.len()
             ))),
         }
     }
 
-    fn made(&self) -> Vec<SandboxId> {
-        let made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.clone()
+    fn created(&self) -> Vec<SandboxId> {
+        let created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.clone()
     }
 
-    fn has_made(&self, id: &SandboxId) -> bool {
-        self.made().contains(id)
+    fn has_created(&self, id: &SandboxId) -> bool {
+        self.created().contains(id)
     }
 
     fn remember(&self, id: &SandboxId) {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.push(id.clone());
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.push(id.clone());
     }
 
     fn forget(&self, id: &SandboxId) {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.retain(|one| one != id);
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        created.retain(|one| one != id);
     }
 }
 
-/// Does something until it is done or nobody waits for it any more.
-async fn until<T>(
-    over: &CancellationToken,
-    work: impl Future<Output = Result<T, WorkshopError>>,
-) -> Result<T, WorkshopError> {
+/// Awaits `work`, unless the client cancels the call first.
+async fn or_cancelled<T>(
+    cancelled: &CancellationToken,
+    work: impl Future<Output = Result<T, SandboxServiceError>>,
+) -> Result<T, SandboxServiceError> {
     tokio::select! {
         done = work => done,
-        () = over.cancelled() => Err(WorkshopError::Refused("The call was cancelled.".to_owned())),
+        () = cancelled.cancelled() => {
+            Err(SandboxServiceError::Refused("The call was cancelled.".to_owned()))
+        }
     }
 }
 
-impl ServerHandler for Agents {
+impl ServerHandler for AgentServer {
     fn get_info(&self) -> ServerConfig {
         let own = Implementation::new("palisade", env!("CARGO_PKG_VERSION")).with_title("Palisade");
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
@@ -397,15 +423,15 @@ impl ServerHandler for Agents {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let Ok(_place) = self.calls.try_acquire() else {
-            let why = format!("More than {MOST_CALLS} calls at the same time; wait for one.");
+        let Ok(_permit) = self.calls.try_acquire() else {
+            let why = format!("More than {MAX_CALLS} calls in flight; wait until one has ended.");
             return Err(ErrorData::internal_error(why, None));
         };
         let arguments = request.arguments.unwrap_or_default();
         let done = self.call(&request.name, arguments, &context.ct).await;
         match &done {
-            Ok(_) => tracing::debug!(tool = %request.name, "a tool was called"),
-            Err(error) => tracing::debug!(tool = %request.name, %error, "a call failed"),
+            Ok(_) => tracing::debug!(tool = %request.name, "mcp tool call completed"),
+            Err(error) => tracing::debug!(tool = %request.name, %error, "mcp tool call failed"),
         }
         done.map(CallToolResponse::from)
     }

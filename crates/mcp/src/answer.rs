@@ -1,4 +1,4 @@
-//! Answers over HTTP: one message, or a stream of them.
+//! HTTP responses: one JSON message, or a stream of server-sent events.
 
 use std::future::{Future, ready};
 use std::sync::Arc;
@@ -13,75 +13,75 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::json;
 
-use crate::event_buffer::{Heard, Reader, Said};
-use crate::rpc::Message;
+use crate::event_buffer::{BufferedMessage, EventReader, ReadOutcome};
+use crate::rpc::RpcMessage;
 use crate::sse::{self, Event};
 
-/// Why a body ended before its time.
-pub type Broken = Box<dyn std::error::Error + Send + Sync>;
+/// Why a body ended early.
+pub type BodyStreamError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What an answer carries.
-pub type Content = UnsyncBoxBody<Bytes, Broken>;
+/// The body of a response.
+pub type McpBody = UnsyncBoxBody<Bytes, BodyStreamError>;
 
-/// An answer instead of what was to come.
-pub type Refusal = Box<Response<Content>>;
+/// A response that refuses the request.
+pub type RefusalResponse = Box<Response<McpBody>>;
 
-/// How long a stream is silent before it breathes: who is not there any more is noticed by
-/// what cannot be sent.
-pub const BREATHE_EVERY: Duration = Duration::from_secs(15);
+/// How long an event stream is silent before a keep-alive comment is sent. A client that is gone
+/// is detected because the comment cannot be sent.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// When a client whose stream broke shall come back, in milliseconds.
-const RETRY: u32 = 1000;
+/// The `retry` field of the first event: how long a client waits before it reconnects.
+const RETRY_MILLIS: u32 = 1000;
 
-/// No content.
-pub fn bare(status: StatusCode) -> Response<Content> {
+/// A response without content.
+pub fn empty_response(status: StatusCode) -> Response<McpBody> {
     let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
     with(status, None, body)
 }
 
-/// A JSON text.
-pub fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Response<Content> {
+/// A response with a JSON text.
+pub fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Response<McpBody> {
     let body = Full::new(text.into()).map_err(|never| match never {});
     with(status, Some("application/json"), body.boxed_unsync())
 }
 
-/// A sentence for whoever asked wrongly.
-pub fn sentence(status: StatusCode, text: &str) -> Response<Content> {
+/// A response with `{"error": text}`.
+pub fn error_response(status: StatusCode, text: &str) -> Response<McpBody> {
     json_text(status, json!({ "error": text }).to_string())
 }
 
-/// The method is none of `allowed`.
-pub fn not_allowed(allowed: &'static str) -> Response<Content> {
-    let mut response = sentence(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed");
+/// 405: the method is none of `allowed`.
+pub fn method_not_allowed(allowed: &'static str) -> Response<McpBody> {
+    let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed");
     let allowed = HeaderValue::from_static(allowed);
     response.headers_mut().insert(ALLOW, allowed);
     response
 }
 
-/// A JSON-RPC error.
-pub fn failure(status: StatusCode, id: Option<&str>, code: i64, text: &str) -> Response<Content> {
+/// A response with a JSON-RPC error.
+pub fn rpc_error(status: StatusCode, id: Option<&str>, code: i64, text: &str) -> Response<McpBody> {
     json_text(
         status,
-        Message::failure(id.unwrap_or("null"), code, text, None),
+        RpcMessage::failure(id.unwrap_or("null"), code, text, None),
     )
 }
 
-/// Server-sent events: `first`, and then what `next` comes to hear, until that is nothing.
-/// What `listener` holds goes when nobody reads any more.
-pub fn told<L, F>(
+/// A response with server-sent events: `first`, and then the texts that `next` returns, until it
+/// returns none. `state` is dropped when the client disconnects.
+pub fn event_stream<S, F>(
     first: String,
-    listener: L,
-    next: impl FnMut(L) -> F + Send + 'static,
-) -> Response<Content>
+    state: S,
+    next: impl FnMut(S) -> F + Send + 'static,
+) -> Response<McpBody>
 where
-    L: Send + 'static,
-    F: Future<Output = Option<(String, L)>> + Send + 'static,
+    S: Send + 'static,
+    F: Future<Output = Option<(String, S)>> + Send + 'static,
 {
-    let texts = stream::once(ready(first)).chain(stream::unfold(listener, next));
+    let texts = stream::once(ready(first)).chain(stream::unfold(state, next));
     let frames = texts.map(|text| Ok(Frame::data(Bytes::from(text))));
     let body = StreamBody::new(frames).boxed_unsync();
     let mut response = with(StatusCode::OK, Some("text/event-stream"), body);
-    // Proxies that gather a stream before they pass it on make it useless.
+    // A proxy that buffers the stream would delay every event.
     let headers = response.headers_mut();
     headers.insert(
         CACHE_CONTROL,
@@ -91,7 +91,7 @@ where
     response
 }
 
-fn with(status: StatusCode, kind: Option<&'static str>, body: Content) -> Response<Content> {
+fn with(status: StatusCode, kind: Option<&'static str>, body: McpBody) -> Response<McpBody> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     if let Some(kind) = kind {
@@ -101,96 +101,97 @@ fn with(status: StatusCode, kind: Option<&'static str>, body: Content) -> Respon
     response
 }
 
-/// How the events of a stream are numbered.
+/// The ids of the events of a stream.
 #[derive(Clone, Debug)]
-pub enum Numbering {
-    /// `<stream>-<number>`, and what comes first says where a client may go on.
+pub enum EventIds {
+    /// `<event buffer>-<number>`, by which a client resumes the stream.
     EventBuffer {
-        /// Which event buffer.
+        /// The number of the event buffer.
         event_buffer: u64,
-        /// Whether there is such a first event; clients of older revisions take it for a
-        /// message.
+        /// Whether the stream begins with an empty event that has an id. Clients of older
+        /// revisions take that event for a message.
         primed: bool,
     },
     /// `<session>:<number>`.
     Session(Arc<str>),
 }
 
-impl Numbering {
+impl EventIds {
     fn id(&self, number: u64) -> String {
         match self {
-            Numbering::EventBuffer { event_buffer, .. } => format!("{event_buffer}-{number}"),
-            Numbering::Session(session) => format!("{session}:{number}"),
+            EventIds::EventBuffer { event_buffer, .. } => format!("{event_buffer}-{number}"),
+            EventIds::Session(session) => format!("{session}:{number}"),
         }
     }
 }
 
-/// What is held for as long as a stream is read.
-pub type Held = Box<dyn std::any::Any + Send>;
+/// A guard that is held until the stream ends or the client disconnects.
+pub type StreamGuard = Box<dyn std::any::Any + Send>;
 
-/// The events that `reader` hears, after `first`, until there are no more.
-pub fn events(
-    reader: Reader,
+/// A response with `lead`, the messages `first`, and then those that `reader` reads until the
+/// event buffer is closed.
+pub fn buffered_events(
+    reader: EventReader,
     after: u64,
-    first: Vec<Said>,
-    numbering: Numbering,
+    first: Vec<BufferedMessage>,
+    numbering: EventIds,
     lead: Option<String>,
-    held: Held,
-) -> Response<Content> {
+    held: StreamGuard,
+) -> Response<McpBody> {
     let mut begin = lead.unwrap_or_default();
-    if let Numbering::EventBuffer { primed: true, .. } = &numbering {
+    if let EventIds::EventBuffer { primed: true, .. } = &numbering {
         let priming = Event {
             id: Some(&numbering.id(after)),
-            retry: Some(RETRY),
+            retry: Some(RETRY_MILLIS),
             data: Some(""),
             ..Event::default()
         };
         begin.push_str(&priming.write());
     }
-    for said in &first {
-        begin.push_str(&written(&numbering, said));
+    for message in &first {
+        begin.push_str(&event(&numbering, message));
     }
     if begin.is_empty() {
-        // Headers alone may stay in a buffer on the way.
-        begin.push_str(sse::BREATH);
+        // A proxy may hold back a response that has headers only.
+        begin.push_str(sse::KEEPALIVE);
     }
-    let listener = Listener {
+    let stream = EventStream {
         reader,
         numbering,
-        over: first.last().is_some_and(|said| said.last),
+        over: first.last().is_some_and(|message| message.last),
         _held: held,
     };
-    told(begin, listener, hear)
+    event_stream(begin, stream, next_text)
 }
 
-struct Listener {
-    reader: Reader,
-    numbering: Numbering,
+struct EventStream {
+    reader: EventReader,
+    numbering: EventIds,
     over: bool,
-    _held: Held,
+    _held: StreamGuard,
 }
 
-async fn hear(mut listener: Listener) -> Option<(String, Listener)> {
-    if listener.over {
+async fn next_text(mut stream: EventStream) -> Option<(String, EventStream)> {
+    if stream.over {
         return None;
     }
-    let text = match listener.reader.next(BREATHE_EVERY).await {
-        Heard::Said(said) => {
-            listener.over = said.last;
-            written(&listener.numbering, &said)
+    let text = match stream.reader.next(KEEPALIVE_INTERVAL).await {
+        ReadOutcome::Message(message) => {
+            stream.over = message.last;
+            event(&stream.numbering, &message)
         }
-        Heard::Nothing => sse::BREATH.to_owned(),
-        Heard::Over => return None,
+        ReadOutcome::TimedOut => sse::KEEPALIVE.to_owned(),
+        ReadOutcome::Closed => return None,
     };
-    Some((text, listener))
+    Some((text, stream))
 }
 
-fn written(numbering: &Numbering, said: &Said) -> String {
-    let id = numbering.id(said.number);
+fn event(numbering: &EventIds, message: &BufferedMessage) -> String {
+    let id = numbering.id(message.number);
     Event {
         id: Some(&id),
         name: Some("message"),
-        data: Some(&said.text),
+        data: Some(&message.text),
         ..Event::default()
     }
     .write()

@@ -1,4 +1,4 @@
-//! Stdio servers, served over HTTP: which there are, who talks to them, and for how long.
+//! Bridge: the configured stdio servers (tools), and the sessions of HTTP clients with them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,32 +9,32 @@ use config::Settings;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{Caller, same};
+use crate::caller::{McpCaller, is_same_caller};
 use crate::fingerprint::Fingerprints;
-use crate::modern::SessionlessService;
 use crate::relay::{self, Relay};
-use crate::session::{Session, SessionError, Way};
+use crate::session::{Session, SessionError, SessionTransport};
+use crate::sessionless::SessionlessService;
 use crate::shared::SharedProcess;
 use crate::shutdown::Shutdown;
-use crate::tools::{Launchers, Served, Unavailable};
+use crate::tools::{Launchers, StdioServer, ToolUnavailable};
 
 /// The most sessions.
-const MOST_SESSIONS: usize = 1024;
+const MAX_SESSIONS: usize = 1024;
 
 /// The most sessions of one caller.
-const MOST_OF_ONE: usize = 64;
+const MAX_SESSIONS_PER_CALLER: usize = 64;
 
-/// How often sessions are looked after.
+/// How often ended and idle sessions are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// One server with what its sessions share.
+/// A configured server, and the process that its sessions share.
 #[derive(Clone, Debug)]
 struct Tool {
-    served: Arc<Served>,
+    served: Arc<StdioServer>,
     shared_process: Option<Arc<SharedProcess>>,
 }
 
-/// See the module.
+/// The configured stdio servers and their sessions.
 #[derive(Debug)]
 pub struct Bridge {
     tools: ArcSwap<BTreeMap<String, Tool>>,
@@ -49,7 +49,7 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// A bridge that serves nothing yet.
+    /// A bridge without tools, until [`Bridge::apply`].
     pub fn new(
         launchers: Launchers,
         fingerprints: Arc<Fingerprints>,
@@ -69,8 +69,8 @@ impl Bridge {
         })
     }
 
-    /// Serves what `settings` say from now on. Tools that are as they were keep their
-    /// sessions; those of others end.
+    /// Serves the tools of `settings` from now on. Tools whose configuration is unchanged keep
+    /// their sessions; the sessions of the others end.
     pub fn apply(&self, settings: &Settings) {
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = settings.server.session_idle;
         let before = self.tools.load();
@@ -79,7 +79,7 @@ impl Bridge {
             let known = before.get(&config.name);
             let tool = known.filter(|tool| tool.served.config() == config);
             let tool = tool.cloned().unwrap_or_else(|| Tool {
-                served: Arc::new(Served::new(
+                served: Arc::new(StdioServer::new(
                     config.clone(),
                     self.launchers.clone(),
                     Arc::clone(&self.fingerprints),
@@ -102,8 +102,8 @@ impl Bridge {
         self.relay.governance.metrics().report_tools(tools);
     }
 
-    /// The server called `name`, if `caller` may know of it. Without a name: the only one.
-    pub fn tool(&self, name: Option<&str>, caller: &Caller) -> Result<Arc<Served>, String> {
+    /// The tool called `name`, if `caller` may see it. Without a name, the only visible one.
+    pub fn tool(&self, name: Option<&str>, caller: &McpCaller) -> Result<Arc<StdioServer>, String> {
         let tools = self.tools.load();
         let visible = |tool: &&Tool| tool.served.is_visible_to(caller);
         match name {
@@ -117,16 +117,17 @@ impl Bridge {
                 match (all.next(), all.next()) {
                     (Some(only), None) => Ok(Arc::clone(&only.served)),
                     (None, _) => Err("No tool is configured".to_owned()),
-                    (Some(_), Some(_)) => {
-                        Err("There are several tools: name one, as in /mcp/<tool>".to_owned())
-                    }
+                    (Some(_), Some(_)) => Err(
+                        "Several tools are configured: name one in the path, as in /mcp/<tool>"
+                            .to_owned(),
+                    ),
                 }
             }
         }
     }
 
-    /// Every server that `caller` may know of.
-    pub fn visible(&self, caller: &Caller) -> Vec<Arc<Served>> {
+    /// Every tool that `caller` may see.
+    pub fn visible(&self, caller: &McpCaller) -> Vec<Arc<StdioServer>> {
         let tools = self.tools.load();
         let visible = tools
             .values()
@@ -134,8 +135,8 @@ impl Bridge {
         visible.map(|tool| Arc::clone(&tool.served)).collect()
     }
 
-    /// The state of each server for health.
-    pub fn report(&self) -> Vec<Report> {
+    /// The state of each tool, for health.
+    pub fn report(&self) -> Vec<ToolReport> {
         let mut running: HashMap<String, usize> = HashMap::new();
         for session in self.sessions().values().filter(|one| !one.is_over()) {
             *running
@@ -147,7 +148,7 @@ impl Bridge {
             .values()
             .map(|tool| {
                 let name = tool.served.name().to_string();
-                Report {
+                ToolReport {
                     sessions: running.get(&name).copied().unwrap_or_default(),
                     runtime: tool.served.runtime(),
                     unavailable: tool.served.unavailable(),
@@ -158,17 +159,17 @@ impl Bridge {
             .collect()
     }
 
-    /// What tools looked like.
+    /// The fingerprints of tool definitions.
     pub fn fingerprints(&self) -> &Arc<Fingerprints> {
         &self.fingerprints
     }
 
-    /// Sees calls through.
+    /// The relay of calls.
     pub fn relay(&self) -> &Relay {
         &self.relay
     }
 
-    /// Serves requests without sessions.
+    /// The service for clients without sessions.
     pub fn sessionless(&self) -> &Arc<SessionlessService> {
         &self.sessionless
     }
@@ -176,11 +177,11 @@ impl Bridge {
     /// Opens a session with `served`.
     pub async fn open(
         self: &Arc<Self>,
-        served: &Arc<Served>,
-        caller: &Caller,
-        way: Way,
+        served: &Arc<StdioServer>,
+        caller: &McpCaller,
+        way: SessionTransport,
     ) -> Result<Arc<Session>, SessionError> {
-        self.make_room(caller)?;
+        self.evict_idle_session(caller)?;
         let shared_process = self
             .tools
             .load()
@@ -189,7 +190,7 @@ impl Bridge {
                 Arc::ptr_eq(&tool.served, served).then(|| tool.shared_process.clone())?
             });
         let id = relay::hex(relay::random::<16>());
-        let caller = Caller {
+        let caller = McpCaller {
             session: id.clone(),
             ..caller.clone()
         };
@@ -204,39 +205,45 @@ impl Bridge {
         )
         .await?;
         self.sessions().insert(id.clone(), Arc::clone(&session));
-        // Whoever ended everything meanwhile has not seen it.
+        // `end` may have run meanwhile, and has not ended this session.
         if self.stop.is_cancelled() {
             self.close(&id);
             session.process().ended().await;
-            return Err(SessionError::Full);
+            return Err(SessionError::TooManySessions);
         }
         Ok(session)
     }
 
-    /// A caller has so many sessions and no more. One that nobody uses goes for a new one.
-    fn make_room(&self, caller: &Caller) -> Result<(), SessionError> {
+    /// At the limit of sessions, ends the session of `caller` that is idle for longest. Fails
+    /// where none is idle.
+    fn evict_idle_session(&self, caller: &McpCaller) -> Result<(), SessionError> {
         let sessions = self.sessions();
-        let of_one = || sessions.values().filter(|one| same(one.caller(), caller));
-        let too_many = sessions.len() >= MOST_SESSIONS || of_one().count() >= MOST_OF_ONE;
+        let of_caller = || {
+            sessions
+                .values()
+                .filter(|one| is_same_caller(one.caller(), caller))
+        };
+        let too_many =
+            sessions.len() >= MAX_SESSIONS || of_caller().count() >= MAX_SESSIONS_PER_CALLER;
         if !too_many {
             return Ok(());
         }
-        let idle = of_one().filter_map(|one| Some((one.idle_for()?, one.id().to_owned())));
+        let idle = of_caller().filter_map(|one| Some((one.idle_for()?, one.id().to_owned())));
         let longest = idle.max().map(|(_, id)| id);
         drop(sessions);
-        let longest = longest.ok_or(SessionError::Full)?;
+        let longest = longest.ok_or(SessionError::TooManySessions)?;
         self.close(&longest);
         Ok(())
     }
 
-    /// The session of that name, also one whose server has just ended.
-    pub fn known(&self, id: &str) -> Option<Arc<Session>> {
+    /// The session with that id, also after its server has ended.
+    pub fn find_session(&self, id: &str) -> Option<Arc<Session>> {
         self.sessions().get(id).cloned()
     }
 
-    /// The session of that name, while it lasts.
+    /// The session with that id, while it is open.
     pub fn session(&self, id: &str) -> Option<Arc<Session>> {
-        let session = self.known(id)?;
+        let session = self.find_session(id)?;
         (!session.is_over()).then_some(session)
     }
 
@@ -249,28 +256,28 @@ impl Bridge {
         }
     }
 
-    /// Looks after sessions until the stop: those that are over or unused for too long go.
+    /// Removes ended and idle sessions and expired contexts, until the bridge stops.
     pub async fn sweep(&self) {
         loop {
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = tokio::time::sleep(SWEEP_EVERY) => {}
             }
-            let most = *self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            self.sessionless.sweep(most);
+            let max_idle = *self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            self.sessionless.sweep(max_idle);
             self.relay.governance.contexts().cleanup();
             let all: Vec<_> = self.sessions().values().cloned().collect();
             for session in all {
-                session.tidy();
-                // An old client comes back within a minute or not at all.
-                let most = match session.way() {
-                    Way::Streamable => most,
-                    Way::OneStream => most.min(crate::event_buffer::KEPT),
+                session.remove_expired_buffers();
+                // A client of HTTP with SSE reconnects within a minute or not at all.
+                let max_idle = match session.transport() {
+                    SessionTransport::Streamable => max_idle,
+                    SessionTransport::HttpSse => max_idle.min(crate::event_buffer::RETENTION),
                 };
-                let unused = session.idle_for().is_some_and(|idle| idle > most);
+                let unused = session.idle_for().is_some_and(|idle| idle > max_idle);
                 let over = session.is_over();
-                if over && !unused && session.way() == Way::OneStream {
-                    // The stream carries no status: the client receives it with its next POST.
+                if over && !unused && session.transport() == SessionTransport::HttpSse {
+                    // An SSE stream carries no HTTP status: the client gets one with its next POST.
                     self.relay
                         .governance
                         .contexts()
@@ -278,15 +285,15 @@ impl Bridge {
                     continue;
                 }
                 if over || unused {
-                    tracing::debug!(tool = %session.served().name(), unused, "a session is over");
+                    tracing::debug!(tool = %session.served().name(), unused, "mcp session ended");
                     self.close(session.id());
                 }
             }
         }
     }
 
-    /// Ends every server, and returns when all have ended: they receive SIGTERM at once, and
-    /// SIGKILL at `kill_at`.
+    /// Ends every server process, and returns when all have ended: they receive SIGTERM at once,
+    /// and SIGKILL at `kill_at`.
     pub async fn end(&self, kill_at: Instant) {
         self.stop.cancel();
         self.shutdown.begin(kill_at);
@@ -307,23 +314,23 @@ impl Bridge {
     }
 }
 
-/// What health says of a server.
+/// The state of a tool, for health.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// Its name.
+pub struct ToolReport {
+    /// The tool's name.
     pub name: String,
-    /// What the operator wrote about it.
+    /// The description in the configuration.
     pub description: Option<String>,
-    /// Where it runs.
+    /// The runtime: local or sandbox.
     pub runtime: &'static str,
-    /// Sessions that are open.
+    /// The number of open sessions.
     pub sessions: usize,
-    /// Why it cannot be used, if it cannot.
-    pub unavailable: Option<Unavailable>,
+    /// Why the tool cannot be used; none if it can.
+    pub unavailable: Option<ToolUnavailable>,
 }
 
-impl Report {
-    /// How often it was not started in a row.
+impl ToolReport {
+    /// How often in a row starting the server has failed.
     pub fn failures(&self) -> u32 {
         self.unavailable.as_ref().map_or(0, |why| why.failures)
     }

@@ -1,14 +1,14 @@
-//! Headers of an HTTP request that are about the call in its body.
+//! HTTP request headers that concern the call in the body: trace parent and request id.
 
 use http::HeaderMap;
 use http::header::HeaderName;
 
 use crate::trace::TRACEPARENT;
 
-/// The request whose before hook was answered (see [`crate::context`]).
+/// The request id of the call's before hook (see [`crate::context`]).
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What the headers of a request say about the call in its body.
+/// The headers of a request that concern the call in its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallHeaders {
     /// `traceparent`: the span that the call was made in.
@@ -18,7 +18,7 @@ pub struct CallHeaders {
 }
 
 impl CallHeaders {
-    /// Reads them. A header that is no text says nothing.
+    /// Reads the headers. A header whose value is not ASCII text is ignored.
     pub fn read(headers: &HeaderMap) -> Self {
         let text = |value: Option<&http::HeaderValue>| value?.to_str().ok().map(str::to_owned);
         Self {

@@ -2,18 +2,18 @@
 
 use policy::id::SandboxId;
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct McpCaller {
     /// The agent.
     pub agent: String,
     /// The session; empty where there is none.
     pub session: String,
-    /// The sandbox, where the agent is in one.
+    /// The sandbox, if the agent runs in one.
     pub sandbox: Option<SandboxId>,
 }
 
-/// Whether two requests come from the same caller.
-pub fn same(one: &Caller, other: &Caller) -> bool {
+/// Whether two callers are the same agent in the same sandbox, in any session.
+pub fn is_same_caller(one: &McpCaller, other: &McpCaller) -> bool {
     one.agent == other.agent && one.sandbox == other.sandbox
 }

@@ -1,11 +1,12 @@
-//! What is remembered of a request between its hooks: before, the bridge, after.
+//! Request contexts: state of a request that its before hook, the bridge and its after hook
+//! share.
 //!
-//! One entry per request id. It lives for five minutes at most, and there are so many at
-//! most: the oldest makes room. No lock is held while anything is waited for.
+//! One entry per request id. An entry expires after five minutes, and the number of entries is
+//! bounded: the oldest is evicted. No lock is held across an await.
 //!
-//! An entry that expired or made room leaves a tombstone, a hash of its id: without it the
-//! after hook of that request would be judged like one that had no before hook, without
-//! method and name.
+//! An entry that expired or was evicted leaves a tombstone, a hash of its id. Without the
+//! tombstone, the after hook of that request would be evaluated like one without a before hook,
+//! without method and name.
 
 use std::collections::hash_map::RandomState as KeyedState;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -15,70 +16,71 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use policy::id::{RequestId, SandboxId};
-use policy::verdict::{Denial, Word};
+use policy::verdict::{Denial, VerdictKind};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::Instant;
 
 use crate::hold_terms::CallApprovals;
 use crate::metrics::Metrics;
 
-/// The field of `_meta` that names an entry. A call may name that of its before hook; into a
-/// result the bridge puts it, and the after hook takes it out.
+/// The field of `_meta` with the id of an entry. A call may contain the id of its before hook.
+/// The bridge adds the field to a result, and the after hook removes it.
 pub const CORRELATION: &str = "palisade/request";
 
-/// How long an entry lives.
+/// The lifetime of an entry.
 pub const TTL: Duration = Duration::from_secs(5 * 60);
 
 /// The most entries.
-pub const MOST: usize = 100_000;
+pub const MAX_ENTRIES: usize = 100_000;
 
 /// The most bytes of decisions in all entries together. One decision has a few KiB at most, and
 /// policies may copy what an agent sent into their metadata.
 const MAX_DECISION_BYTES: usize = 64 * 1024 * 1024;
 
-/// Between two warnings that entries make room.
+/// The least time between two warnings about evicted entries.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// The longest id, agent, session or tool name that is kept whole.
-const LONGEST: usize = 256;
+/// The longest id, agent, session or tool name in characters. Longer ones are truncated.
+const MAX_CHARS: usize = 256;
 
-/// Entries that were removed and still stand in the queue, before it is swept.
-const MOST_STALE: usize = 1024;
+/// The number of removed entries in the queue above which the queue is compacted.
+const MAX_STALE: usize = 1024;
 
-/// A request whose entry expired, or made room for others.
+/// The entry of the request expired or was evicted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the request is not remembered any more: it began more than five minutes ago, or too many \
-     began since"
+    "the context of the request has expired: the request began more than five minutes ago, or too \
+     many requests began since"
 )]
-pub struct Expired;
+pub struct ContextExpired;
 
-/// What is remembered of one request.
+/// The context of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestContext {
-    /// Its id, as whoever asked first put it.
+    /// The request id, as the first hook or the bridge chose it.
     pub id: Arc<str>,
-    /// The name it has in the audit log, where it has one.
+    /// The id in the audit log, if there is one.
     pub request: Option<RequestId>,
     /// The agent.
     pub agent: Arc<str>,
     /// The session; empty where there is none.
     pub session: Arc<str>,
-    /// The sandbox, where the agent is in one.
+    /// The sandbox, if the agent runs in one.
     pub sandbox: Option<SandboxId>,
     /// The tool.
     pub tool: Arc<str>,
-    /// The JSON-RPC method; empty where it is not known.
+    /// The JSON-RPC method; empty if it is not known.
     pub method: Arc<str>,
-    /// The tool's own name of what was called; empty where it is not known.
+    /// The name of the called tool or prompt, without the server's prefix; empty if it is not
+    /// known.
     pub name: Arc<str>,
-    /// The span it began in, where somebody collects spans.
+    /// The trace span in which the request began, if spans are exported.
     pub trace: Option<Arc<str>>,
-    /// When it began.
+    /// The time at which the request began.
     pub created: Instant,
     /// The decision of the before hook, or of the bridge where there was no hook.
     pub decision: Option<Arc<PolicyDecision>>,
-    /// What an operator approved at the before hook, until the bridge takes it.
+    /// An operator's approvals at the before hook, until the bridge takes them.
     pub approvals: CallApprovals,
     /// The outcome of the call, once the tool has answered.
     pub execution: Option<Execution>,
@@ -92,11 +94,11 @@ impl RequestContext {
     }
 }
 
-/// The decision on a request before its call, as the bridge and the after hook find it.
+/// The decision on a request before its call, as the bridge and the after hook read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyDecision {
     /// The verdict.
-    pub verdict: Word,
+    pub verdict: VerdictKind,
     /// The policy bundle that decided; empty where none did.
     pub bundle: String,
     /// The refusal, where the verdict is one. It has no evidence.
@@ -121,13 +123,13 @@ pub struct Execution {
 }
 
 impl PolicyDecision {
-    /// The action in a policy's own words, as a policy finds it under `input.before`.
+    /// The action as policies name it, under `input.before`.
     pub const fn action(&self) -> &'static str {
         match self.verdict {
-            Word::Allow => "allow",
-            Word::Deny => "block",
-            Word::Modify => "redact",
-            Word::Ask => "ask",
+            VerdictKind::Allow => "allow",
+            VerdictKind::Deny => "block",
+            VerdictKind::Modify => "redact",
+            VerdictKind::Ask => "ask",
         }
     }
 
@@ -140,10 +142,10 @@ impl PolicyDecision {
     }
 }
 
-/// Who asks for what, for a new entry.
+/// Caller and call of a request, for a new entry.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Origin<'a> {
-    /// The name in the audit log.
+pub struct RequestOrigin<'a> {
+    /// The id in the audit log.
     pub request: Option<RequestId>,
     /// The agent.
     pub agent: &'a str,
@@ -155,20 +157,21 @@ pub struct Origin<'a> {
     pub tool: &'a str,
     /// The JSON-RPC method.
     pub method: &'a str,
-    /// What is called, in the tool's own words.
+    /// The name of the called tool or prompt, without the server's prefix.
     pub name: &'a str,
-    /// The span it begins in.
+    /// The trace span in which the request begins.
     pub trace: Option<&'a str>,
 }
 
-/// Every request that is remembered. Cloning is cheap.
+/// The contexts of all requests. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Contexts(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    most: usize,
-    /// Of the decisions in all entries.
+    /// The most entries, and the most tombstones.
+    max_entries: usize,
+    /// The most bytes of decisions in all entries.
     max_bytes: usize,
     active: Gauge,
     table: Mutex<Table>,
@@ -178,80 +181,81 @@ struct Inner {
 struct Table {
     entries: HashMap<Arc<str>, (u64, RequestContext), RandomState>,
     sessions: HashMap<Arc<str>, HashSet<Arc<str>, RandomState>, RandomState>,
-    /// In the order they were made, which is the order they expire in.
+    /// Number and id of the entries, in the order of creation, which is that of expiry.
     queue: VecDeque<(u64, Arc<str>)>,
     tombstones: Tombstones,
     made: u64,
-    /// Of the decisions in all entries.
+    /// The bytes of decisions in all entries.
     decision_bytes: usize,
     evicted: u64,
     warned: Option<Instant>,
 }
 
-/// Hashes of ids whose entries expired or were evicted. Bounded, because clients choose the
-/// ids: the oldest tombstone makes room.
+/// Hashes of ids whose entries expired or were evicted. Bounded, because clients choose the ids:
+/// the oldest tombstone is dropped.
 #[derive(Debug, Default)]
 struct Tombstones {
     /// Keyed with random bytes, so that a client cannot choose ids whose hashes collide.
     hasher: KeyedState,
-    /// By hash, the number of the newest tombstone with it.
+    /// By hash, the number of its newest tombstone.
     numbers: HashMap<u64, u64, RandomState>,
-    /// In the order they were made. Those of ids that were used again are still in it.
+    /// Number and hash of the tombstones, in the order of creation. Those of ids that are in use
+    /// again are still in the queue.
     queue: VecDeque<(u64, u64)>,
     made: u64,
 }
 
 impl Contexts {
-    /// Nothing is remembered yet.
+    /// No contexts yet.
     pub fn new(metrics: &Metrics) -> Self {
-        Self::with_room(metrics, MOST, MAX_DECISION_BYTES)
+        Self::with_limits(metrics, MAX_ENTRIES, MAX_DECISION_BYTES)
     }
 
-    fn with_room(metrics: &Metrics, most: usize, max_bytes: usize) -> Self {
+    fn with_limits(metrics: &Metrics, max_entries: usize, max_bytes: usize) -> Self {
         Self(Arc::new(Inner {
-            most,
+            max_entries,
             max_bytes,
             active: metrics.contexts(),
             table: Mutex::default(),
         }))
     }
 
-    /// Begins to remember a request. What was known under that id is forgotten.
-    pub fn create(&self, id: &str, origin: Origin<'_>) -> RequestContext {
+    /// Creates the entry of a request. An earlier entry with that id is replaced.
+    pub fn create(&self, id: &str, origin: RequestOrigin<'_>) -> RequestContext {
         let mut table = self.table();
-        let made = self.insert(&mut table, id, origin);
-        self.count(&table);
-        made
+        let context = self.insert(&mut table, id, origin);
+        self.update_gauge(&table);
+        context
     }
 
-    /// What is known of a request. One that was never known is remembered from now on.
-    pub fn get(&self, id: &str) -> Result<RequestContext, Expired> {
+    /// The context of a request. An empty entry is created if there was none.
+    pub fn get(&self, id: &str) -> Result<RequestContext, ContextExpired> {
         let mut table = self.table();
         self.entry(&mut table, id).cloned()
     }
 
-    /// What is known of a request; nothing where nothing is.
+    /// The context of a request, if there is one.
     pub fn find(&self, id: &str) -> Option<RequestContext> {
         let table = self.table();
         let (_, found) = table.entries.get(bounded(id))?;
-        (!is_old(found, Instant::now())).then(|| found.clone())
+        (!is_expired(found, Instant::now())).then(|| found.clone())
     }
 
-    /// Whether the entry of a request expired or made room for others.
+    /// Whether the entry of a request expired or was evicted.
     pub fn has_expired(&self, id: &str) -> bool {
         let mut table = self.table();
-        let expired = table.current(bounded(id), self.0.most).is_err();
-        self.count(&table);
+        let expired = table.current(bounded(id), self.0.max_entries).is_err();
+        self.update_gauge(&table);
         expired
     }
 
-    /// Stores the decision on a request. Where all decisions together are too large, the oldest
-    /// entries make room.
+    /// Stores the decision on a request. If all decisions together are too large, the oldest
+    /// entries are evicted.
     pub fn set_decision(
         &self,
         id: &str,
         decision: PolicyDecision,
-    ) -> Result<RequestContext, Expired> {
+    ) -> Result<RequestContext, ContextExpired> {
         let mut table = self.table();
         let context = self.entry(&mut table, id)?;
         let new = decision.bytes();
@@ -260,20 +264,20 @@ impl Contexts {
         table.decision_bytes += new;
         table.decision_bytes -= old.map_or(0, |old| old.bytes());
         while table.decision_bytes > self.0.max_bytes && table.entries.len() > 1 {
-            table.evict(self.0.most);
+            table.evict(self.0.max_entries);
         }
-        self.count(&table);
+        self.update_gauge(&table);
         Ok(context)
     }
 
-    /// Stores what an operator approved of a request.
-    pub fn set_approvals(&self, id: &str, approvals: CallApprovals) -> Result<(), Expired> {
+    /// Stores an operator's approvals of a request.
+    pub fn set_approvals(&self, id: &str, approvals: CallApprovals) -> Result<(), ContextExpired> {
         let mut table = self.table();
         self.entry(&mut table, id)?.approvals = approvals;
         Ok(())
     }
 
-    /// What an operator approved of a request. It counts for one call.
+    /// Removes and returns an operator's approvals of a request: they are valid for one call.
     pub fn take_approvals(&self, id: &str) -> CallApprovals {
         let mut table = self.table();
         let entry = table.entries.get_mut(bounded(id));
@@ -283,65 +287,69 @@ impl Contexts {
     }
 
     /// Stores the outcome of a call.
-    pub fn set_result(&self, id: &str, execution: Execution) -> Result<RequestContext, Expired> {
+    pub fn set_result(
+        &self,
+        id: &str,
+        execution: Execution,
+    ) -> Result<RequestContext, ContextExpired> {
         let mut table = self.table();
         let context = self.entry(&mut table, id)?;
         context.execution = Some(execution);
         Ok(context.clone())
     }
 
-    /// Forgets a request.
+    /// Removes the entry of a request.
     pub fn delete(&self, id: &str) -> Option<RequestContext> {
         let mut table = self.table();
         let removed = table.remove(bounded(id));
-        self.count(&table);
+        self.update_gauge(&table);
         removed
     }
 
-    /// Forgets a request, and gives what was known of it; nothing where nothing ever was.
-    pub fn take(&self, id: &str) -> Result<Option<RequestContext>, Expired> {
+    /// Removes the entry of a request and returns it; none if there never was one.
+    pub fn take(&self, id: &str) -> Result<Option<RequestContext>, ContextExpired> {
         let mut table = self.table();
-        let known = table.current(bounded(id), self.0.most);
+        let known = table.current(bounded(id), self.0.max_entries);
         let removed = known.map(|_| table.remove(bounded(id)));
-        self.count(&table);
+        self.update_gauge(&table);
         removed
     }
 
-    /// Forgets every request of a session.
+    /// Removes the entries of a session.
     pub fn delete_session(&self, session: &str) {
         let mut table = self.table();
         let ids = table.sessions.remove(bounded(session)).unwrap_or_default();
         for id in ids {
             table.remove(&id);
         }
-        self.count(&table);
+        self.update_gauge(&table);
     }
 
-    /// Forgets what is too old.
+    /// Removes expired entries.
     pub fn cleanup(&self) {
         let mut table = self.table();
         let now = Instant::now();
         while let Some((number, id)) = table.queue.front() {
             let current = table.entries.get(id).filter(|(made, _)| made == number);
             match current {
-                Some((_, context)) if !is_old(context, now) => break,
+                Some((_, context)) if !is_expired(context, now) => break,
                 Some(_) => {
                     let id = Arc::clone(id);
-                    table.bury(&id, self.0.most);
+                    table.remove_with_tombstone(&id, self.0.max_entries);
                 }
                 None => {}
             }
             table.queue.pop_front();
         }
-        self.count(&table);
+        self.update_gauge(&table);
     }
 
-    /// How many are remembered.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         self.table().entries.len()
     }
 
-    /// Whether none is.
+    /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -350,32 +358,36 @@ impl Contexts {
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, table: &Table) {
+    fn update_gauge(&self, table: &Table) {
         let active = i64::try_from(table.entries.len()).unwrap_or(i64::MAX);
         self.0.active.set(active);
     }
 
-    /// The entry of a request. One that was never known is made.
-    fn entry<'a>(&self, table: &'a mut Table, id: &str) -> Result<&'a mut RequestContext, Expired> {
-        let known = table.current(bounded(id), self.0.most);
+    /// The entry of a request. An empty one is created if there was none.
+    fn entry<'a>(
+        &self,
+        table: &'a mut Table,
+        id: &str,
+    ) -> Result<&'a mut RequestContext, ContextExpired> {
+        let known = table.current(bounded(id), self.0.max_entries);
         if known == Ok(false) {
-            tracing::debug!("a request is not known and is remembered from now on");
-            self.insert(table, id, Origin::default());
+            tracing::debug!("mcp request context not found; created");
+            self.insert(table, id, RequestOrigin::default());
         }
-        self.count(table);
+        self.update_gauge(table);
         known?;
         match table.entries.get_mut(bounded(id)) {
             Some((_, context)) => Ok(context),
-            // There is room for one at least, and it was put in above.
-            None => Err(Expired),
+            // Unreachable: the entry exists or was inserted above.
+            None => Err(ContextExpired),
         }
     }
 
-    fn insert(&self, table: &mut Table, id: &str, origin: Origin<'_>) -> RequestContext {
+    fn insert(&self, table: &mut Table, id: &str, origin: RequestOrigin<'_>) -> RequestContext {
         table.remove(bounded(id));
         table.tombstones.remove(bounded(id));
-        while table.entries.len() >= self.0.most.max(1) {
-            table.evict(self.0.most);
+        while table.entries.len() >= self.0.max_entries.max(1) {
+            table.evict(self.0.max_entries);
         }
         let text = |text: &str| -> Arc<str> { bounded(text).into() };
         let context = RequestContext {
@@ -402,29 +414,29 @@ impl Contexts {
             ids.insert(Arc::clone(&id));
         }
         table.entries.insert(id, (number, context.clone()));
-        table.sweep();
+        table.compact_queue();
         context
     }
 }
 
 impl Table {
-    /// Whether there is an entry of `id`. One that is too old is removed here.
-    fn current(&mut self, id: &str, most: usize) -> Result<bool, Expired> {
+    /// Whether there is an entry of `id`. An expired entry is removed.
+    fn current(&mut self, id: &str, max_tombstones: usize) -> Result<bool, ContextExpired> {
         match self.entries.get(id) {
-            Some((_, context)) if is_old(context, Instant::now()) => {
-                self.bury(id, most);
-                Err(Expired)
+            Some((_, context)) if is_expired(context, Instant::now()) => {
+                self.remove_with_tombstone(id, max_tombstones);
+                Err(ContextExpired)
             }
             Some(_) => Ok(true),
-            None if self.tombstones.contains(id) => Err(Expired),
+            None if self.tombstones.contains(id) => Err(ContextExpired),
             None => Ok(false),
         }
     }
 
-    /// Removes an entry and leaves a tombstone, of which there are `most` at most.
-    fn bury(&mut self, id: &str, most: usize) {
+    /// Removes an entry and leaves a tombstone, of which `max_tombstones` are kept.
+    fn remove_with_tombstone(&mut self, id: &str, max_tombstones: usize) {
         self.remove(id);
-        self.tombstones.insert(id, most);
+        self.tombstones.insert(id, max_tombstones);
     }
 
     fn remove(&mut self, id: &str) -> Option<RequestContext> {
@@ -440,11 +452,11 @@ impl Table {
     }
 
     /// Removes the oldest entry.
-    fn evict(&mut self, most: usize) {
+    fn evict(&mut self, max_tombstones: usize) {
         while let Some((number, id)) = self.queue.pop_front() {
             let current = self.entries.get(&id).map(|(made, _)| *made);
             if current == Some(number) {
-                self.bury(&id, most);
+                self.remove_with_tombstone(&id, max_tombstones);
                 break;
             }
         }
@@ -455,14 +467,14 @@ impl Table {
             let evicted = self.evicted;
             tracing::warn!(
                 evicted,
-                "too many requests are remembered: the oldest make room"
+                "mcp request contexts at their limit: oldest evicted"
             );
         }
     }
 
-    /// Takes out of the queue what is no entry any more, once that is most of it.
-    fn sweep(&mut self) {
-        if self.queue.len() > 2 * self.entries.len() + MOST_STALE {
+    /// Drops removed entries from the queue, once they are the greater part of it.
+    fn compact_queue(&mut self) {
+        if self.queue.len() > 2 * self.entries.len() + MAX_STALE {
             let entries = &self.entries;
             self.queue
                 .retain(|(number, id)| entries.get(id).map(|(made, _)| *made) == Some(*number));
@@ -475,12 +487,12 @@ impl Tombstones {
         self.numbers.contains_key(&self.hasher.hash_one(id))
     }
 
-    fn insert(&mut self, id: &str, most: usize) {
+    fn insert(&mut self, id: &str, max_tombstones: usize) {
         let hash = self.hasher.hash_one(id);
         self.made += 1;
         self.numbers.insert(hash, self.made);
         self.queue.push_back((self.made, hash));
-        while self.queue.len() > most.max(1)
+        while self.queue.len() > max_tombstones.max(1)
             && let Some((number, hash)) = self.queue.pop_front()
         {
             if self.numbers.get(&hash) == Some(&number) {
@@ -494,13 +506,13 @@ impl Tombstones {
     }
 }
 
-fn is_old(context: &RequestContext, now: Instant) -> bool {
+fn is_expired(context: &RequestContext, now: Instant) -> bool {
     now - context.created > TTL
 }
 
-/// What others choose has an end.
+/// At most [`MAX_CHARS`] characters of a text that a client chose.
 fn bounded(text: &str) -> &str {
-    match text.char_indices().nth(LONGEST) {
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => text.get(..end).unwrap_or_default(),
         None => text,
     }

@@ -1,9 +1,10 @@
-//! What one client hears, in order, with a memory for clients whose connection broke.
+//! Event buffer: the ordered messages to one client, kept for a while so that the client can
+//! resume after its connection broke.
 //!
 //! ```text
-//!   push ──▶ [ kept: already heard … | waiting: not heard yet … ] ──▶ reader
-//!              goes first when there is no room   makes push wait while somebody reads,
-//!                                                 goes, too, while nobody does
+//!   push ──▶ [ read: kept for a resume … | unread … ] ──▶ reader
+//!              dropped first when full     with a reader, push waits while these fill the
+//!                                          buffer; without one, the oldest are dropped
 //! ```
 
 use std::collections::VecDeque;
@@ -13,50 +14,51 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The most messages that are kept.
-pub const MOST_MESSAGES: usize = 1000;
+/// The most messages in the buffer.
+pub const MAX_MESSAGES: usize = 1000;
 
-/// The most bytes that are kept, beyond one message: 4 MiB.
-const MOST_BYTES: usize = 4 * 1024 * 1024;
+/// The most bytes in the buffer, 4 MiB. A single larger message is kept all the same.
+const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// How long what was heard is kept for a client that comes back.
-pub const KEPT: Duration = Duration::from_secs(60);
+/// How long read messages are kept for a client that reconnects.
+pub const RETENTION: Duration = Duration::from_secs(60);
 
-/// One message of an event buffer, and its number in it. The first is 1.
+/// One message of an event buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
-    /// Its place.
+pub struct BufferedMessage {
+    /// The message's number; the first is 1.
     pub number: u64,
-    /// The message.
+    /// The message's text.
     pub text: Arc<str>,
-    /// Whether it is the last.
+    /// Whether no message follows.
     pub last: bool,
 }
 
-/// See the module.
+/// The messages to one client.
 #[derive(Debug)]
 pub struct EventBuffer {
     inner: Mutex<Inner>,
-    /// Something was said, or it ended, or another reader came.
-    news: Notify,
-    /// Something was heard.
-    room: Notify,
+    /// A message was added, the buffer was closed, or the reader changed.
+    changed: Notify,
+    /// A message was read, the buffer was closed, or the reader changed.
+    space: Notify,
 }
 
 #[derive(Debug)]
 struct Inner {
-    messages: VecDeque<(Said, Instant)>,
+    messages: VecDeque<(BufferedMessage, Instant)>,
     bytes: usize,
     /// The number of the next message.
     next: u64,
-    /// The number of the message that the reader hears next.
-    heard: u64,
-    /// Which reader is the one; none while nobody reads.
+    /// The number of the message that is read next.
+    next_read: u64,
+    /// The number of the current reader; none without a reader.
     reader: Option<u64>,
+    /// The number of readers so far.
     readers: u64,
     closed: bool,
-    /// When somebody last came, left or was told something.
-    touched: Instant,
+    /// When a message was last added or read, or a reader came or left.
+    last_used: Instant,
 }
 
 impl Default for EventBuffer {
@@ -66,14 +68,14 @@ impl Default for EventBuffer {
                 messages: VecDeque::new(),
                 bytes: 0,
                 next: 1,
-                heard: 1,
+                next_read: 1,
                 reader: None,
                 readers: 0,
                 closed: false,
-                touched: Instant::now(),
+                last_used: Instant::now(),
             }),
-            news: Notify::new(),
-            room: Notify::new(),
+            changed: Notify::new(),
+            space: Notify::new(),
         }
     }
 }
@@ -83,13 +85,13 @@ impl EventBuffer {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says something. Waits while a reader is there and too far behind.
+    /// Adds a message. Waits while the buffer is full of messages that its reader has not read.
     pub async fn push(&self, text: String) {
         let text: Arc<str> = text.into();
         loop {
-            let room = self.room.notified();
-            tokio::pin!(room);
-            room.as_mut().enable();
+            let space = self.space.notified();
+            tokio::pin!(space);
+            space.as_mut().enable();
             {
                 let mut inner = self.lock();
                 if inner.closed {
@@ -100,12 +102,12 @@ impl EventBuffer {
                     break;
                 }
             }
-            room.await;
+            space.await;
         }
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Says the last thing. Never waits: who asked has it coming.
+    /// Adds the last message and closes the buffer. Never waits.
     pub fn finish(&self, text: String) {
         let mut inner = self.lock();
         if !inner.closed {
@@ -114,178 +116,182 @@ impl EventBuffer {
             inner.closed = true;
         }
         drop(inner);
-        self.news.notify_waiters();
-        self.room.notify_waiters();
+        self.changed.notify_waiters();
+        self.space.notify_waiters();
     }
 
-    /// Ends it without another word.
+    /// Closes the buffer without another message.
     pub fn close(&self) {
         self.lock().closed = true;
-        self.news.notify_waiters();
-        self.room.notify_waiters();
+        self.changed.notify_waiters();
+        self.space.notify_waiters();
     }
 
-    /// Whether nothing more will be said.
+    /// Whether no further message can be added.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// How many bytes are kept.
+    /// The bytes of the messages in the buffer.
     pub fn bytes(&self) -> usize {
         self.lock().bytes
     }
 
-    /// Whether somebody reads.
-    pub fn is_read(&self) -> bool {
+    /// Whether there is a reader.
+    pub fn has_reader(&self) -> bool {
         self.lock().reader.is_some()
     }
 
-    /// Whether it is over, and everything was heard or kept for long enough.
-    pub fn is_spent(&self) -> bool {
+    /// Whether the buffer is closed, has no reader and was not used for [`RETENTION`].
+    pub fn is_expired(&self) -> bool {
         let inner = self.lock();
-        inner.closed && inner.reader.is_none() && inner.touched.elapsed() > KEPT
+        inner.closed && inner.reader.is_none() && inner.last_used.elapsed() > RETENTION
     }
 
-    /// The number of the last message that somebody heard.
-    pub fn heard(&self) -> u64 {
-        self.lock().heard - 1
+    /// The number of the last message that was read.
+    pub fn last_read(&self) -> u64 {
+        self.lock().next_read - 1
     }
 
-    /// For how long nobody has read.
-    pub fn alone_for(&self) -> Option<Duration> {
+    /// How long the buffer has been without a reader; none while there is one.
+    pub fn unread_for(&self) -> Option<Duration> {
         let inner = self.lock();
-        inner.reader.is_none().then(|| inner.touched.elapsed())
+        inner.reader.is_none().then(|| inner.last_used.elapsed())
     }
 
-    /// Reads on after message number `after`. Whoever read before hears nothing more: a
-    /// message goes to one connection.
-    pub fn read(self: &Arc<Self>, after: u64) -> Reader {
+    /// A reader of the messages after number `after`. An earlier reader gets no further message:
+    /// each message goes to one connection.
+    pub fn read(self: &Arc<Self>, after: u64) -> EventReader {
         let mut inner = self.lock();
         inner.readers += 1;
         inner.reader = Some(inner.readers);
-        inner.heard = after.saturating_add(1).min(inner.next);
-        inner.touched = Instant::now();
-        let own = inner.readers;
+        inner.next_read = after.saturating_add(1).min(inner.next);
+        inner.last_used = Instant::now();
+        let number = inner.readers;
         drop(inner);
-        self.news.notify_waiters();
-        self.room.notify_waiters();
-        Reader {
+        self.changed.notify_waiters();
+        self.space.notify_waiters();
+        EventReader {
             event_buffer: Arc::clone(self),
-            own,
+            number,
         }
     }
 }
 
 impl Inner {
-    /// Whether there is room for `more` bytes, made by forgetting what may be forgotten.
+    /// Drops old messages until there is space for `more` bytes. Returns false if the oldest
+    /// message has not been read by the current reader.
     fn make_room(&mut self, more: usize) -> bool {
         while !self.messages.is_empty()
-            && (self.messages.len() >= MOST_MESSAGES || self.bytes + more > MOST_BYTES)
+            && (self.messages.len() >= MAX_MESSAGES || self.bytes + more > MAX_BYTES)
         {
             let Some((first, _)) = self.messages.front() else {
                 break;
             };
-            if self.reader.is_some() && first.number >= self.heard {
+            if self.reader.is_some() && first.number >= self.next_read {
                 return false;
             }
-            self.forget_first();
+            self.drop_first();
         }
         true
     }
 
-    fn forget_first(&mut self) {
-        if let Some((gone, _)) = self.messages.pop_front() {
-            self.bytes -= gone.text.len();
+    fn drop_first(&mut self) {
+        if let Some((message, _)) = self.messages.pop_front() {
+            self.bytes -= message.text.len();
         }
     }
 
     fn add(&mut self, text: Arc<str>, last: bool) {
-        // What was heard long ago is not asked for any more.
+        // Messages that were read before the retention time are not needed for a resume.
         while let Some((first, at)) = self.messages.front() {
-            if first.number >= self.heard || at.elapsed() <= KEPT {
+            if first.number >= self.next_read || at.elapsed() <= RETENTION {
                 break;
             }
-            self.forget_first();
+            self.drop_first();
         }
         self.bytes += text.len();
         let number = self.next;
         self.next += 1;
-        self.touched = Instant::now();
-        let said = Said { number, text, last };
-        self.messages.push_back((said, self.touched));
+        self.last_used = Instant::now();
+        let message = BufferedMessage { number, text, last };
+        self.messages.push_back((message, self.last_used));
     }
 }
 
-/// One connection's ear. Dropping it leaves the event buffer to the next.
+/// The reader of one connection. Dropping it leaves the event buffer to the next reader.
 #[derive(Debug)]
-pub struct Reader {
+pub struct EventReader {
     event_buffer: Arc<EventBuffer>,
-    own: u64,
+    number: u64,
 }
 
-/// What there is to hear.
+/// The outcome of waiting for a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// This.
-    Said(Said),
-    /// Nothing for a while.
-    Nothing,
-    /// It is over, or somebody else reads now.
-    Over,
+pub enum ReadOutcome {
+    /// The next message.
+    Message(BufferedMessage),
+    /// No message came in time.
+    TimedOut,
+    /// The buffer is closed and everything was read, or another reader has replaced this one.
+    Closed,
 }
 
-impl Reader {
-    /// The next message; gives up after `patience`.
-    pub async fn next(&mut self, patience: Duration) -> Heard {
-        let deadline = Instant::now() + patience;
+impl EventReader {
+    /// Waits for the next message, at most for `timeout`.
+    pub async fn next(&mut self, timeout: Duration) -> ReadOutcome {
+        let deadline = Instant::now() + timeout;
         loop {
-            let news = self.event_buffer.news.notified();
-            tokio::pin!(news);
-            news.as_mut().enable();
-            if let Some(heard) = self.look() {
-                return heard;
+            let changed = self.event_buffer.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(outcome) = self.try_next() {
+                return outcome;
             }
-            if tokio::time::timeout_at(deadline, news).await.is_err() {
-                return Heard::Nothing;
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return ReadOutcome::TimedOut;
             }
         }
     }
 
-    fn look(&self) -> Option<Heard> {
+    fn try_next(&self) -> Option<ReadOutcome> {
         let mut inner = self.event_buffer.lock();
-        if inner.reader != Some(self.own) {
-            return Some(Heard::Over);
+        if inner.reader != Some(self.number) {
+            return Some(ReadOutcome::Closed);
         }
-        let first = inner.messages.front().map(|(said, _)| said.number);
+        let first = inner.messages.front().map(|(message, _)| message.number);
         let found = first.and_then(|first| {
-            let index = inner.heard.saturating_sub(first);
+            let index = inner.next_read.saturating_sub(first);
             let index = usize::try_from(index).ok()?;
-            inner.messages.get(index).map(|(said, _)| said.clone())
+            inner
+                .messages
+                .get(index)
+                .map(|(message, _)| message.clone())
         });
         match found {
-            Some(said) => {
-                inner.heard = said.number + 1;
-                inner.touched = Instant::now();
+            Some(message) => {
+                inner.next_read = message.number + 1;
+                inner.last_used = Instant::now();
                 drop(inner);
-                self.event_buffer.room.notify_waiters();
-                Some(Heard::Said(said))
+                self.event_buffer.space.notify_waiters();
+                Some(ReadOutcome::Message(message))
             }
-            None if inner.closed => Some(Heard::Over),
+            None if inner.closed => Some(ReadOutcome::Closed),
             None => None,
         }
     }
 }
 
-impl Drop for Reader {
+impl Drop for EventReader {
     fn drop(&mut self) {
         let mut inner = self.event_buffer.lock();
-        if inner.reader == Some(self.own) {
+        if inner.reader == Some(self.number) {
             inner.reader = None;
-            inner.touched = Instant::now();
+            inner.last_used = Instant::now();
         }
         drop(inner);
-        self.event_buffer.room.notify_waiters();
-        self.event_buffer.news.notify_waiters();
+        self.event_buffer.space.notify_waiters();
+        self.event_buffer.changed.notify_waiters();
     }
 }
 

@@ -1,11 +1,11 @@
 //! Decisions about MCP messages: evaluates the operator's policies for a call, a result or a
 //! server's question, and records the verdict. The bridge and the hooks of a gateway use it.
 //!
-//! A message that something was configured to judge and that cannot be judged does not pass.
-//! Where nothing is configured, everything passes; health and the log say so.
+//! Where a policy bundle is configured, a message that it cannot evaluate is refused. Where none
+//! is configured, every message passes; health and the log report that.
 
 mod call;
-mod held;
+mod held_message;
 mod input;
 mod message;
 
@@ -20,40 +20,41 @@ use decide::decision::{Cx, decide};
 use decide::hold::{self, Holding, Questions};
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use decide::subject::{McpFacts, Mode, Subject};
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::audit::{AuditEvent, Kind, Times};
 use policy::clock::Tick;
 use policy::id::RequestId;
 use policy::ports::AuditSink;
-use policy::verdict::{Denial, Word};
+use policy::verdict::{Denial, VerdictKind};
 use serde_json::value::RawValue;
 
-pub use self::call::Call;
-use self::held::{HeldCounts, HeldMessage};
-use crate::caller::Caller;
+pub use self::call::UnwrappedCall;
+use self::held_message::{HeldCounts, HeldMessage};
+use crate::caller::McpCaller;
 use crate::context::{Contexts, Execution, PolicyDecision};
 use crate::hold_terms::{CallApprovals, HoldTerms};
 use crate::metrics::Metrics;
-use crate::redaction::Patterns;
+use crate::redaction::PatternCache;
 use crate::rpc;
 
-/// A message of more bytes is read and judged where it keeps nobody waiting.
-const LARGE: usize = 64 * 1024;
+/// The largest message that is parsed and evaluated on the async runtime's own threads. Larger
+/// ones go to the blocking pool.
+const MAX_INLINE_BYTES: usize = 64 * 1024;
 
-/// The longest text of somebody else's choice in a record.
-const LONGEST: usize = 128;
+/// The longest text in a record that a client or a tool chose, in characters.
+const MAX_RECORD_CHARS: usize = 128;
 
-/// The `event` of a record about a call that its stored decision refuses.
+/// The `event` of the record of a call that is refused by its stored decision.
 const STORED_DECISION: &str = "stored_decision";
 
-/// When a message is judged.
+/// The point at which a message is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Moment {
-    /// Before a tool hears it.
+    /// Before the call is sent to the tool.
     Before,
-    /// Before the agent hears what the tool answered.
+    /// Before the tool's answer is sent to the agent.
     After,
-    /// A server asks the client: sampling, elicitation, roots.
+    /// Before a server's request is sent to the client: sampling, elicitation, roots.
     Elicitation,
 }
 
@@ -68,47 +69,47 @@ impl Moment {
     }
 }
 
-/// A message to judge.
+/// A message to evaluate.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    /// When.
+pub struct GovernedMessage<'a> {
+    /// The point at which the message is evaluated.
     pub moment: Moment,
-    /// Its name in the audit log.
+    /// The request's id in the audit log.
     pub request: RequestId,
-    /// Who asks.
-    pub caller: &'a Caller,
+    /// The caller.
+    pub caller: &'a McpCaller,
     /// The server's name in `tools`.
     pub tool: &'a str,
     /// The JSON-RPC method.
     pub method: &'a str,
-    /// What is asked.
+    /// The params of the request.
     pub params: Option<&'a RawValue>,
-    /// What was answered.
+    /// The result of the call.
     pub result: Option<&'a RawValue>,
-    /// What went wrong instead.
+    /// The error in place of a result.
     pub error: Option<&'a RawValue>,
-    /// The decision on the call, where this is its answer.
+    /// The decision on the call, if this message is its answer.
     pub before: Option<&'a PolicyDecision>,
-    /// The outcome of the call, where this is its answer.
+    /// The outcome of the call, if this message is its answer.
     pub execution: Option<&'a Execution>,
 }
 
-/// A ruling with the deciding policies' own words about it.
+/// A ruling with the metadata and reasons of the policies that decided.
 #[derive(Clone, Debug)]
-pub struct Evaluation {
+pub struct MessageEvaluation {
     /// The ruling.
     pub ruling: Ruling,
     /// The `metadata` of the policies that decided.
     pub notes: Notes,
-    /// What an operator approved of it.
+    /// The operator's approvals of the message.
     pub approvals: CallApprovals,
-    /// The sentence of the last policy that decided and has one.
+    /// The reason of the last policy that decided and gave one.
     reason: Option<String>,
     /// The policy bundle that decided.
     bundle: Option<String>,
 }
 
-impl Evaluation {
+impl MessageEvaluation {
     /// The decision as it is stored for the bridge and the after hook.
     pub fn decision(&self) -> PolicyDecision {
         let denial = match &self.ruling {
@@ -134,15 +135,15 @@ impl Evaluation {
     }
 }
 
-/// What becomes of a message.
+/// The decision about a message.
 #[derive(Clone, Debug)]
 pub enum Ruling {
-    /// It passes as it is.
+    /// The message passes unchanged.
     Pass,
-    /// It passes with this in it: the params (before, elicitation), the result (after) or,
-    /// where there was one instead of a result, the error. Whole.
+    /// The message passes with this new JSON for the params (before, elicitation), the result
+    /// (after), or the error if the message has one in place of a result.
     Modify(Box<RawValue>),
-    /// It does not pass.
+    /// The message is refused.
     Block(Denial),
 }
 
@@ -157,16 +158,16 @@ impl Ruling {
     }
 
     /// The word in records.
-    pub const fn word(&self) -> Word {
+    pub const fn word(&self) -> VerdictKind {
         match self {
-            Ruling::Pass => Word::Allow,
-            Ruling::Modify(_) => Word::Modify,
-            Ruling::Block(_) => Word::Deny,
+            Ruling::Pass => VerdictKind::Allow,
+            Ruling::Modify(_) => VerdictKind::Modify,
+            Ruling::Block(_) => VerdictKind::Deny,
         }
     }
 }
 
-/// Judges messages. Cloning is cheap.
+/// Evaluates messages. Cloning is cheap.
 #[derive(Clone)]
 pub struct Governance(Arc<Inner>);
 
@@ -177,19 +178,20 @@ struct Inner {
     contexts: Contexts,
     questions: Questions,
     held: HeldCounts,
-    patterns: Patterns,
+    patterns: PatternCache,
 }
 
 impl std::fmt::Debug for Governance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut said = f.debug_struct("Governance");
-        said.field("policy", &self.0.policy.load().number)
+        let mut shown = f.debug_struct("Governance");
+        shown
+            .field("policy", &self.0.policy.load().number)
             .finish_non_exhaustive()
     }
 }
 
 impl Governance {
-    /// Decides by the rules in force. What a policy leaves to the operator goes to `questions`.
+    /// Decides by the current policy. Questions for the operator go to `questions`.
     pub fn new(
         policy: Arc<CurrentPolicy>,
         audit: Arc<dyn AuditSink>,
@@ -204,50 +206,52 @@ impl Governance {
             contexts,
             questions,
             held: HeldCounts::default(),
-            patterns: Patterns::default(),
+            patterns: PatternCache::default(),
         }));
         let snapshot = governance.0.policy.load();
         if !snapshot.governs_tools() {
-            tracing::warn!("no policy bundle judges tool calls: they all pass");
+            tracing::warn!("no policy bundle for mcp tool calls: all calls pass");
         }
-        governance.know_tools(&snapshot.settings);
+        governance.report_tools(&snapshot.settings);
         governance
     }
 
-    /// Follows the rules that came in force. `governed` is whether a policy bundle decided about
-    /// tool calls under the rules before.
-    pub fn follow(&self, governed: bool) {
+    /// Applies a reloaded policy. `governed` is whether the policy before had a bundle for tool
+    /// calls.
+    pub fn apply_reload(&self, governed: bool) {
         let snapshot = self.0.policy.load();
-        self.know_tools(&snapshot.settings);
+        self.report_tools(&snapshot.settings);
         if governed && !snapshot.governs_tools() {
-            tracing::warn!("no policy bundle judges tool calls any more: they all pass");
+            tracing::warn!("policy bundles for mcp tool calls removed: all calls pass");
         }
     }
 
-    fn know_tools(&self, settings: &Settings) {
+    fn report_tools(&self, settings: &Settings) {
         let tools = settings.tools.iter();
-        self.0.metrics.know(tools.map(|tool| tool.name.clone()));
+        self.0
+            .metrics
+            .set_tool_names(tools.map(|tool| tool.name.clone()));
     }
 
-    /// Whether no bundle judges tool calls at all.
-    pub fn is_idle(&self) -> bool {
+    /// Whether no policy bundle is configured for tool calls.
+    pub fn has_no_policy(&self) -> bool {
         !self.0.policy.load().governs_tools()
     }
 
-    /// Bundles that are configured and not in force, and why.
+    /// Bundles that are configured and were not loaded, and why.
     pub fn missing_bundles(&self) -> Vec<String> {
         self.0.policy.load().missing_tool_bundles()
     }
 
-    /// Decides about a call as far as no policy has to be evaluated: the refusal that a before
-    /// hook stored, and what the lists of tools and their fingerprints say.
-    pub fn decide_head(
+    /// Decides about a call without policy bundles: by the refusal that a before hook stored, the
+    /// lists of allowed tools, and the tools' fingerprints.
+    pub fn decide_without_bundles(
         &self,
         stored: Option<&Denial>,
         tool: Result<(), Denial>,
     ) -> Result<(), (Denial, Check)> {
         let snapshot = self.0.policy.load();
-        let answers = Answers::default();
+        let answers = ApprovalAnswers::default();
         let facts = McpFacts {
             stored,
             tool,
@@ -261,31 +265,35 @@ impl Governance {
             .map_err(|denial| (denial, check))
     }
 
-    /// The numbers.
+    /// The metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// What is remembered of requests.
+    /// The contexts of requests.
     pub fn contexts(&self) -> &Contexts {
         &self.0.contexts
     }
 
-    /// Judges a message, and writes down what came of it. Where a policy leaves that to the
-    /// operator, the message waits on `terms`.
-    pub async fn judge(&self, asked: &Asked<'_>, terms: &HoldTerms<'_>) -> Ruling {
-        self.evaluate(asked, terms).await.ruling
+    /// Decides about a message and records the decision. If a policy requires the operator's
+    /// approval, the message waits on `terms`.
+    pub async fn decide(&self, message: &GovernedMessage<'_>, terms: &HoldTerms<'_>) -> Ruling {
+        self.evaluate(message, terms).await.ruling
     }
 
-    /// The same, with the words of the policies that decided.
-    pub async fn evaluate(&self, asked: &Asked<'_>, terms: &HoldTerms<'_>) -> Evaluation {
+    /// As [`Governance::judge`], with the metadata and reasons of the policies that decided.
+    pub async fn evaluate(
+        &self,
+        message: &GovernedMessage<'_>,
+        terms: &HoldTerms<'_>,
+    ) -> MessageEvaluation {
         let began = Instant::now();
-        let mut event = Box::new(record(asked));
-        let mut held = HeldMessage::new(self, asked, terms);
+        let mut event = Box::new(record(message));
+        let mut held = HeldMessage::new(self, message, terms);
         let holding = Holding {
             questions: &self.0.questions,
             policy: &self.0.policy,
-            // The limit of the terms is one for all questions of the message.
+            // The limit of `terms` covers all questions of the message together.
             limit: None,
         };
         let settled = hold::settle(&mut held, holding).await;
@@ -309,11 +317,11 @@ impl Governance {
             Ruling::Block(denial) => note_denial(&mut event, denial),
             Ruling::Pass | Ruling::Modify(_) => event.verdict = Some(ruling.word()),
         }
-        let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
-        metrics.judged(moment, ruling.as_str(), tool_of(&event), took);
+        let (metrics, moment) = (&self.0.metrics, message.moment.as_str());
+        metrics.record_intercept(moment, ruling.as_str(), tool_of(&event), took);
         let bundle = event.bundle.clone();
         self.0.audit.record(event).await;
-        Evaluation {
+        MessageEvaluation {
             ruling,
             notes: run.notes,
             approvals: std::mem::take(&mut held.approvals),
@@ -322,44 +330,54 @@ impl Governance {
         }
     }
 
-    /// Writes down that a message was refused before any policy was asked.
-    pub async fn refused(&self, asked: &Asked<'_>, denial: &Denial) {
-        self.record_refusal(record(asked), asked, denial).await;
+    /// Records that a message was refused before any policy was evaluated.
+    pub async fn record_refused(&self, message: &GovernedMessage<'_>, denial: &Denial) {
+        self.record_refusal(record(message), message, denial).await;
     }
 
-    /// Writes down that a call was refused because its stored decision is a refusal. The record
-    /// names that decision: its request, bundle, rule and reason.
-    pub async fn refused_by(&self, asked: &Asked<'_>, decision: &PolicyDecision, denial: &Denial) {
+    /// Records that a call was refused because its stored decision is a refusal. The record has
+    /// the request, bundle, rule and reason of that decision.
+    pub async fn record_refused_by_stored_decision(
+        &self,
+        message: &GovernedMessage<'_>,
+        decision: &PolicyDecision,
+        denial: &Denial,
+    ) {
         let event = AuditEvent {
             bundle: Some(decision.bundle.clone()).filter(|bundle| !bundle.is_empty()),
             event: Some(STORED_DECISION.to_owned()),
-            ..record(asked)
+            ..record(message)
         };
-        self.record_refusal(event, asked, denial).await;
+        self.record_refusal(event, message, denial).await;
     }
 
-    async fn record_refusal(&self, mut event: AuditEvent, asked: &Asked<'_>, denial: &Denial) {
+    async fn record_refusal(
+        &self,
+        mut event: AuditEvent,
+        message: &GovernedMessage<'_>,
+        denial: &Denial,
+    ) {
         note_denial(&mut event, denial);
-        let (metrics, moment) = (&self.0.metrics, asked.moment.as_str());
-        metrics.judged(moment, "block", tool_of(&event), Duration::ZERO);
+        let (metrics, moment) = (&self.0.metrics, message.moment.as_str());
+        metrics.record_intercept(moment, "block", tool_of(&event), Duration::ZERO);
         self.0.audit.record(Box::new(event)).await;
     }
 
-    /// Writes down what became of a message whose sender does not wait any more.
+    /// Records a message whose sender cancelled it or disconnected.
     fn record_later(&self, event: AuditEvent, moment: Moment) {
         let metrics = &self.0.metrics;
-        metrics.judged(moment.as_str(), "block", tool_of(&event), Duration::ZERO);
+        metrics.record_intercept(moment.as_str(), "block", tool_of(&event), Duration::ZERO);
         let Err(event) = self.0.audit.try_record(Box::new(event)) else {
             return;
         };
-        // Without a runtime the process is at its end.
+        // Without a runtime the process is exiting.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let audit = Arc::clone(&self.0.audit);
             runtime.spawn(async move { audit.record(event).await });
         }
     }
 
-    /// Records a decision that does not count.
+    /// Records the decision of a bundle in log mode, which is not enforced.
     async fn log(&self, logged: &LoggedDecision, event: &AuditEvent) {
         let record = AuditEvent {
             bundle: Some(logged.bundle.clone()),
@@ -374,7 +392,7 @@ impl Governance {
     }
 }
 
-fn cx<'a>(snapshot: &'a PolicySnapshot, answers: &'a Answers) -> Cx<'a> {
+fn cx<'a>(snapshot: &'a PolicySnapshot, answers: &'a ApprovalAnswers) -> Cx<'a> {
     Cx {
         snapshot,
         answers,
@@ -383,10 +401,10 @@ fn cx<'a>(snapshot: &'a PolicySnapshot, answers: &'a Answers) -> Cx<'a> {
     }
 }
 
-/// A name for a request.
+/// A new request id.
 pub fn new_request() -> RequestId {
     let mut bytes = [0; 16];
-    // Without randomness ids are no longer told apart by it, and requests go on.
+    // If randomness fails, the id is less unique, which is no reason to refuse the request.
     let _ = SystemRandom::new().fill(&mut bytes);
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -395,56 +413,59 @@ pub fn new_request() -> RequestId {
     RequestId::new(millis, u128::from_ne_bytes(bytes))
 }
 
-/// Which tool or prompt of a server is asked for.
-fn named(asked: &Asked<'_>) -> Option<String> {
-    if !matches!(asked.method, "tools/call" | "prompts/get") {
+/// The name of the requested tool or prompt.
+fn requested_name(message: &GovernedMessage<'_>) -> Option<String> {
+    if !matches!(message.method, "tools/call" | "prompts/get") {
         return None;
     }
-    let params = asked.params?.get();
-    let place = rpc::find(params, 0..params.len(), &["name"])?;
-    let name: String = serde_json::from_str(params.get(place)?).ok()?;
+    let params = message.params?.get();
+    let range = rpc::find(params, 0..params.len(), &["name"])?;
+    let name: String = serde_json::from_str(params.get(range)?).ok()?;
     Some(clean(&name)).filter(|name| !name.is_empty())
 }
 
-/// What is written down of a message: never what is in it but a name.
-fn record(asked: &Asked<'_>) -> AuditEvent {
-    let caller = asked.caller;
+/// The record of a message. Of the message's content it has only the name of the tool or prompt.
+fn record(message: &GovernedMessage<'_>) -> AuditEvent {
+    let caller = message.caller;
     let agent = caller.sandbox.is_none().then(|| clean(&caller.agent));
     AuditEvent {
         agent: agent.filter(|agent| !agent.is_empty()),
-        host: Some(clean(asked.tool)).filter(|tool| !tool.is_empty()),
-        method: Some(clean(asked.method)),
-        operation: named(asked),
-        request_id: Some(asked.request),
+        host: Some(clean(message.tool)).filter(|tool| !tool.is_empty()),
+        method: Some(clean(message.method)),
+        operation: requested_name(message),
+        request_id: Some(message.request),
         sandbox: caller.sandbox.clone(),
-        stage: Some(asked.moment.as_str().to_owned()),
+        stage: Some(message.moment.as_str().to_owned()),
         ..AuditEvent::new(Kind::Mcp)
     }
 }
 
-/// Notes a refusal. A message that its sender withdrew was not refused.
+/// Adds a refusal to a record. A message that its sender cancelled has no verdict.
 fn note_denial(event: &mut AuditEvent, denial: &Denial) {
     event.reason = Some(denial.reason);
     event.rule = Some(denial.rule.clone());
-    event.verdict = (!denial.reason.is_failure()).then_some(Word::Deny);
+    event.verdict = (!denial.reason.is_failure()).then_some(VerdictKind::Deny);
 }
 
-/// Notes how long a message waited for the operator.
+/// Adds to a record how long the message waited for the operator.
 fn note_hold(event: &mut AuditEvent, waited: Duration) {
     event.ms.insert("hold", waited.as_secs_f64() * 1000.0);
 }
 
-/// The tool that a message is counted under: the server, or the name of the call where a gateway
-/// does not tell the server.
+/// The tool label of the metrics: the server, or the name of the called tool if a gateway does
+/// not send the server.
 fn tool_of(event: &AuditEvent) -> &str {
     let tool = event.host.as_deref().or(event.operation.as_deref());
     tool.unwrap_or_default()
 }
 
-/// Text that others chose, fit for a record.
+/// A text that a client or a tool chose, without control characters and truncated, for a record.
 fn clean(text: &str) -> String {
-    let seen = text.chars().filter(|c| !c.is_control()).take(LONGEST);
-    seen.collect()
+    let shown = text
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_RECORD_CHARS);
+    shown.collect()
 }
 
 #[cfg(test)]

@@ -1,64 +1,67 @@
 //! The `initialize` handshake of the bridge with a server's process, for clients that do not
-//! initialize the process themselves.
+//! perform it themselves.
 
 use std::sync::Arc;
 
 use crate::launch::LaunchError;
 use crate::process::Process;
-use crate::rpc::Message;
-use crate::tools::Served;
+use crate::rpc::RpcMessage;
+use crate::tools::StdioServer;
 
-/// The revision that the bridge introduces itself with.
-pub const NEWEST: &str = "2025-11-25";
+/// The protocol revision of the bridge's `initialize`.
+pub const PROTOCOL_REVISION: &str = "2025-11-25";
 
-/// How long a server may take to introduce itself.
-const INTRODUCTION: std::time::Duration = std::time::Duration::from_secs(60);
+/// How long a server may take to answer `initialize`.
+const INITIALIZE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Introduces the bridge to a server with the capabilities of those it speaks for. Gives
-/// what the server says of itself.
-pub async fn introduce(
+/// Performs the `initialize` handshake with the clients' capabilities. Returns the server's
+/// result.
+pub async fn initialize(
     process: &Arc<Process>,
-    served: &Served,
+    served: &StdioServer,
     capabilities: &str,
 ) -> Result<String, LaunchError> {
     let mut call = process.reserve();
     let params = format!(
-        r#"{{"protocolVersion":"{NEWEST}","capabilities":{capabilities},"clientInfo":{{"name":"palisade","version":"{}"}}}}"#,
+        r#"{{"protocolVersion":"{PROTOCOL_REVISION}","capabilities":{capabilities},"clientInfo":{{"name":"palisade","version":"{}"}}}}"#,
         env!("CARGO_PKG_VERSION")
     );
-    let text = Message::request(&call.id().to_string(), "initialize", &params);
+    let text = RpcMessage::request(&call.id().to_string(), "initialize", &params);
     let failed = |why: String| {
-        served.failed(&why);
+        served.record_start_failure(&why);
         process.stop();
         LaunchError::Failed(why)
     };
     if let Err(gone) = process.send(&text).await {
         return Err(failed(gone.to_string()));
     }
-    let answer = match tokio::time::timeout(INTRODUCTION, call.answer()).await {
+    let answer = match tokio::time::timeout(INITIALIZE_TIMEOUT, call.answer()).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(gone)) => return Err(failed(gone.to_string())),
         Err(_) => {
             return Err(failed(
-                "the server did not introduce itself in time".to_owned(),
+                "the server did not answer initialize in time".to_owned(),
             ));
         }
     };
     let Some(result) = answer.result() else {
-        return Err(failed("the server refused to be initialised".to_owned()));
+        return Err(failed(
+            "the server answered initialize with an error".to_owned(),
+        ));
     };
-    served.worked();
-    let ready = Message::notification("notifications/initialized", "{}");
+    served.record_start_success();
+    let ready = RpcMessage::notification("notifications/initialized", "{}");
     if let Err(gone) = process.send(&ready).await {
         return Err(failed(gone.to_string()));
     }
     Ok(result.to_owned())
 }
 
-/// Ends a process whose client left before it was ready.
-pub(crate) struct Ending(Option<Arc<Process>>);
+/// Stops a process when dropped, unless [`ProcessStopGuard::keep`] was called: its client may disconnect
+/// before the process is ready.
+pub(crate) struct ProcessStopGuard(Option<Arc<Process>>);
 
-impl Ending {
+impl ProcessStopGuard {
     pub(crate) fn of(process: &Arc<Process>) -> Self {
         Self(Some(Arc::clone(process)))
     }
@@ -68,7 +71,7 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl Drop for ProcessStopGuard {
     fn drop(&mut self) {
         if let Some(process) = &self.0 {
             process.stop();

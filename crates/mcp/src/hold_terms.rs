@@ -8,30 +8,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use policy::answer::{Answer, Approval};
+use policy::answer::{Approval, ApprovalAnswer};
 use policy::reason::Reason;
 use policy::verdict::{Denial, Digest, Question, RuleName};
 use tokio_util::sync::CancellationToken;
 
-/// What is decided about a call before any policy bundle: lists, fingerprints, stored refusal.
+/// The checks of a call before any policy bundle: tool lists, fingerprints, stored refusal.
 pub type HeadCheck<'a> = dyn Fn() -> Result<(), Denial> + Send + Sync + 'a;
 
 /// The terms on which one message waits for an operator's answer.
 #[derive(Clone, Copy, Default)]
 pub struct HoldTerms<'a> {
-    /// The wait ends when one of these is cancelled; of several, the first one counts.
+    /// The wait ends when one of these tokens is cancelled; of several, the first in order
+    /// counts.
     pub ends: &'a [(HoldEnd, &'a CancellationToken)],
-    /// The longest wait, over all questions of the message; none where the answerer limits it.
+    /// The longest wait for all questions of the message together; none if the answerer limits
+    /// it.
     pub limit: Option<Duration>,
-    /// Set when the wait begins.
+    /// Is set when the wait begins.
     pub flag: Option<&'a HoldFlag>,
-    /// Decided again after a wait.
-    pub head: Option<&'a HeadCheck<'a>>,
-    /// Approvals of the call that this message continues. A question is answered by them where
-    /// they name all of its rules.
+    /// Checked again after a wait.
+    pub recheck: Option<&'a HeadCheck<'a>>,
+    /// Approvals of the call that this message continues. They answer a question if they contain
+    /// all of its rules.
     pub continued: Option<&'a CallApprovals>,
-    /// Approvals of the before hook of the same call. A question is answered by them where its
-    /// digest is among theirs.
+    /// Approvals of the before hook of the same call. They answer a question if they contain its
+    /// digest.
     pub hooked: Option<&'a CallApprovals>,
 }
 
@@ -43,9 +45,11 @@ impl std::fmt::Debug for HoldTerms<'_> {
 }
 
 impl HoldTerms<'_> {
-    /// Whether an earlier answer is one to `question`.
+    /// Whether an earlier approval answers `question`.
     pub(crate) fn has_answer(&self, question: &Question) -> bool {
-        let continued = self.continued.is_some_and(|all| all.name_rules(question));
+        let continued = self
+            .continued
+            .is_some_and(|all| all.contain_rules(question));
         continued
             || self
                 .hooked
@@ -56,9 +60,9 @@ impl HoldTerms<'_> {
 /// Why a wait ends without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldEnd {
-    /// The sender cancelled the message, hung up, or its session is over.
+    /// The sender cancelled the message or disconnected, or its session ended.
     Withdrawn,
-    /// The tool is not configured any more, or the bridge stops.
+    /// The tool is no longer configured, or the bridge stops.
     Tool,
     /// The gate stops.
     Gate,
@@ -68,14 +72,13 @@ impl HoldEnd {
     /// The refusal of the message that waited.
     pub fn denial(self) -> Denial {
         match self {
-            HoldEnd::Withdrawn => Denial::new(Reason::ClientLeft, "mcp:hold")
-                .saying("The message was withdrawn while it waited for the operator's answer."),
-            HoldEnd::Tool => {
-                Denial::new(Reason::ToolDenied, "tools").saying("The tool is not served any more.")
-            }
-            HoldEnd::Gate => {
-                Denial::new(Reason::Internal, "gate").saying("The gate is stopping. Try again.")
-            }
+            HoldEnd::Withdrawn => Denial::new(Reason::ClientLeft, "mcp:hold").with_message(
+                "The message was cancelled while it waited for the operator's answer.",
+            ),
+            HoldEnd::Tool => Denial::new(Reason::ToolDenied, "tools")
+                .with_message("The tool is no longer configured."),
+            HoldEnd::Gate => Denial::new(Reason::Internal, "gate")
+                .with_message("The gate is stopping. Try again."),
         }
     }
 }
@@ -85,7 +88,7 @@ impl HoldEnd {
 pub struct HoldFlag(Arc<AtomicBool>);
 
 impl HoldFlag {
-    /// The wait begins.
+    /// Marks that the wait has begun.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -96,9 +99,9 @@ impl HoldFlag {
     }
 }
 
-/// Polls `work` until it is done, or until it waits for an operator's answer: then there is no
-/// output yet, and the caller may have another task go on with `work`. `work` itself sets `flag`
-/// while it is polled, so that looking at the flag after each poll needs no further wake-up.
+/// Polls `work` until it completes, or until it waits for an operator's answer: then the result
+/// is none, and the caller may move `work` to another task. `work` itself sets `flag` while it is
+/// polled, so that checking the flag after each poll needs no further wake-up.
 pub async fn until_held<F: Future + ?Sized>(
     mut work: Pin<&mut F>,
     flag: &HoldFlag,
@@ -111,7 +114,7 @@ pub async fn until_held<F: Future + ?Sized>(
     .await
 }
 
-/// The questions about one call that an operator answered with yes.
+/// The questions about one call that an operator approved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallApprovals(Vec<ApprovedQuestion>);
 
@@ -122,8 +125,8 @@ struct ApprovedQuestion {
 }
 
 impl CallApprovals {
-    /// Adds `question` where `answer` approves it.
-    pub(crate) fn add(&mut self, question: &Question, answer: &Answer) {
+    /// Adds `question` if `answer` approves it.
+    pub(crate) fn add(&mut self, question: &Question, answer: &ApprovalAnswer) {
         if Approval::of(question, answer).is_some() {
             self.0.push(ApprovedQuestion {
                 digest: question.digest,
@@ -132,12 +135,12 @@ impl CallApprovals {
         }
     }
 
-    /// Adds those of `earlier`.
+    /// Adds the approvals of `earlier`.
     pub(crate) fn extend(&mut self, earlier: &CallApprovals) {
         self.0.extend(earlier.0.iter().cloned());
     }
 
-    /// Whether there is none.
+    /// Whether there is no approval.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -148,7 +151,7 @@ impl CallApprovals {
     }
 
     /// Whether every rule of `question` was approved, in one question or in several.
-    fn name_rules(&self, question: &Question) -> bool {
+    fn contain_rules(&self, question: &Question) -> bool {
         let is_approved =
             |rule: &RuleName| self.0.iter().any(|approved| approved.rules.contains(rule));
         !question.rules.is_empty() && question.rules.iter().all(is_approved)
@@ -165,7 +168,7 @@ mod tests {
         Question {
             digest: [digest; 32],
             rules: rules.iter().map(|rule| RuleName::from(*rule)).collect(),
-            sentences: rules.iter().map(|_| "Shall it?".to_owned()).collect(),
+            sentences: rules.iter().map(|_| "Allow it?".to_owned()).collect(),
             evidence: None,
             grants: Grant::Message,
             snapshot: 1,
@@ -173,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn approvals_answer_by_digest_or_by_all_rules() {
-        let allow = Answer::Allow { until: None };
+    fn approvals_answer_by_digest_or_all_rules() {
+        let allow = ApprovalAnswer::Allow { until: None };
         let mut approvals = CallApprovals::default();
         approvals.add(&question(1, &["a"]), &allow);
         approvals.add(&question(2, &["b", "c"]), &allow);
-        approvals.add(&question(3, &["d"]), &Answer::Deny);
-        approvals.add(&question(4, &["d"]), &Answer::TimedOut);
+        approvals.add(&question(3, &["d"]), &ApprovalAnswer::Deny);
+        approvals.add(&question(4, &["d"]), &ApprovalAnswer::TimedOut);
         let continued = HoldTerms {
             continued: Some(&approvals),
             ..HoldTerms::default()

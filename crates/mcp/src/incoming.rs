@@ -1,41 +1,42 @@
-//! A request to a tool that was read whole, and the headers that several transports read.
+//! An authenticated HTTP request to a tool with its whole body, and the headers that several
+//! transports read.
 
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName};
 use http::request::Parts as Head;
 
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 
-/// The revision that a client speaks.
-pub const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+/// The protocol revision of the client.
+pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// Where a client wants to go on.
-pub const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+/// The id of the last event that a client received, from which it resumes the stream.
+pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The revisions with sessions, the newest first.
 pub const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// A request that was read whole, from somebody who may ask.
+/// A request of an authenticated caller, with its whole body.
 #[derive(Debug)]
 pub struct Incoming {
-    /// Its head.
+    /// The head of the request.
     pub head: Head,
-    /// Its body.
+    /// The body.
     pub body: Bytes,
-    /// Whose it is.
-    pub caller: Caller,
+    /// The authenticated caller.
+    pub caller: McpCaller,
 }
 
 impl Incoming {
-    /// What its headers say about the call in it.
+    /// The headers that concern the call in the body.
     pub fn call_headers(&self) -> CallHeaders {
         CallHeaders::read(&self.head.headers)
     }
 }
 
-/// A header's text.
-pub fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+/// A header's value; empty if it is not ASCII text.
+pub fn header_text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers
         .get(name)
         .map(|value| value.to_str().unwrap_or_default())

@@ -1,9 +1,9 @@
-//! A listener while it is open: its socket stays as long as its address is configured, and a
-//! reload may change its rules.
+//! MCP listener: its socket stays open as long as its address is configured, and a reload may
+//! change its rules.
 //!
-//! A connection keeps the rules it was accepted under. When they change, or the listener closes,
-//! the request in flight is finished under them and the connection ends, so that no request is
-//! ever answered under weaker rules than its connection began with.
+//! A connection keeps the rules under which it was accepted. When the rules change, or the
+//! listener closes, the request in flight is finished under the old rules and the connection
+//! ends. No request is answered under weaker rules than those its connection was accepted under.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::server::{self, ListenerRules, McpServer, RequestSource};
 
-/// Connections of one listener at a time.
+/// The most connections of one listener at a time.
 const MAX_CONNECTIONS: usize = 4096;
 
 /// How long requests in flight may take when a reload closes their listener or changes its
@@ -27,11 +27,11 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Ingress {
     current: ArcSwap<Generation>,
-    /// Connections that are still open are cut off.
+    /// Cancelled when the connections that are still open are closed at once.
     cut_off: CancellationToken,
-    /// No further connection is accepted.
+    /// Cancelled when no further connection is accepted.
     stop: CancellationToken,
-    /// The socket is closed.
+    /// Cancelled when the socket is closed.
     closed: CancellationToken,
 }
 
@@ -39,13 +39,13 @@ pub struct Ingress {
 #[derive(Debug)]
 struct Generation {
     source: RequestSource,
-    /// Other rules are in force: the connections finish.
+    /// Cancelled when other rules are in force: the connections finish their requests and end.
     retired: CancellationToken,
 }
 
 impl Ingress {
-    /// A listener with these rules, until `gate` stops or it is closed. Requests in flight are
-    /// finished then, until `cut_off`.
+    /// A listener with these rules, until `gate` is cancelled or the listener is closed. Requests
+    /// in flight are finished then, until `cut_off` is cancelled.
     pub fn new(
         rules: ListenerRules,
         gate: &CancellationToken,
@@ -63,8 +63,8 @@ impl Ingress {
         })
     }
 
-    /// Puts new rules in force for every connection that is accepted from now on, and ends
-    /// those that were accepted under others. Returns whether the rules changed.
+    /// Applies new rules to every connection that is accepted from now on, and ends the
+    /// connections that were accepted under other rules. Returns whether the rules changed.
     pub fn replace(&self, rules: ListenerRules) -> bool {
         let old = self.current.load_full();
         if matches!(&old.source, RequestSource::Network(before) if *before == rules) {
@@ -78,23 +78,23 @@ impl Ingress {
         true
     }
 
-    /// Whether its socket is open and accepts.
+    /// Whether the socket is open.
     pub fn is_serving(&self) -> bool {
         !self.closed.is_cancelled()
     }
 
-    /// Closes the listener, and returns when its socket is closed. Requests in flight are
-    /// finished meanwhile and after.
+    /// Closes the listener, and returns when its socket is closed. Requests in flight may still
+    /// run after that.
     pub async fn close(&self) {
         self.stop.cancel();
         self.closed.cancelled().await;
     }
 }
 
-/// Serves a listener's socket until it is closed or the gate stops, and its connections to
-/// their end.
+/// Accepts connections until the listener is closed or the gate stops, and returns when all
+/// connections have ended.
 pub async fn serve(mcp_server: Arc<McpServer>, socket: Arc<TcpListener>, ingress: Arc<Ingress>) {
-    // Also when this panics: `Ingress::close` must not wait for ever.
+    // A drop guard, so that `Ingress::close` also returns if this function panics.
     let closed = ingress.closed.clone().drop_guard();
     let begin = |stream: TcpStream| {
         let generation = ingress.current.load_full();

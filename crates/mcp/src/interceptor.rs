@@ -1,15 +1,15 @@
-//! The hooks an MCP gateway calls before and after a tool, in two dialects that are told apart
-//! by their shape.
+//! Interceptor: answers the hooks that an MCP gateway calls before and after a tool call. There
+//! are two dialects, distinguished by the shape of the body (see docs/mcp.md).
 //!
-//! - The seed's: an envelope with `version`, `type`, `request_id` and so on, answered with
-//!   `{action, reason?, modified_data?, metadata?}`. What is missing or wrong is a 400 that
-//!   names the field, and a refusal.
-//! - That of Docker's gateway: before, the bare call; after, the bare result or null. It takes
-//!   no notice of our status, and any byte of an answer replaces the call or the result:
-//!   nothing at all means 'pass', and whatever goes wrong has to be the result of a call
-//!   that failed. An empty answer would let the call through.
+//! - The seed's envelope: an object with `version`, `type`, `request_id` and so on, answered with
+//!   `{action, reason?, modified_data?, metadata?}`. A missing or invalid field is answered with
+//!   400, a refusal that names the field.
+//! - Docker's gateway: the before hook sends the bare call, the after hook the bare result or
+//!   null. The gateway ignores the HTTP status, and any body of the response replaces the call or
+//!   the result: an empty body means 'pass', so every refusal and every failure is the result of
+//!   a failed call.
 //!
-//! What comes of a request is decided in [`crate::governance`]; nothing of a body is logged.
+//! [`crate::governance`] decides about the request; nothing of a body is logged.
 
 mod docker;
 mod envelope;
@@ -29,14 +29,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use self::envelope::Envelope;
-use crate::governance::{Asked, Evaluation, Governance, Moment};
+use crate::governance::{Governance, GovernedMessage, MessageEvaluation, Moment};
 use crate::hold_terms::{HoldEnd, HoldTerms};
 use crate::trace;
 
-/// How long a gateway of Docker's is taken to be there after its last hook.
-const LATELY: Duration = Duration::from_secs(5 * 60);
+/// How long after its last hook a gateway of Docker's is assumed to be present.
+const DOCKER_GATEWAY_TTL: Duration = Duration::from_secs(5 * 60);
 
-/// How long a hook waits for the operator's answer: gateways have time-outs of their own.
+/// How long a hook waits for the operator's answer at most: gateways have timeouts of their own.
 pub const MAX_HOOK_HOLD: Duration = Duration::from_secs(20);
 
 /// Answers hooks.
@@ -44,18 +44,21 @@ pub const MAX_HOOK_HOLD: Duration = Duration::from_secs(20);
 pub struct Interceptor {
     governance: Governance,
     stop: CancellationToken,
+    /// The time of the last hook of Docker's gateway.
     docker: Mutex<Option<Instant>>,
+    /// The number of malformed hook bodies.
     unread: AtomicU64,
 }
 
-/// What a hook was sent.
+/// The body of a hook.
 enum Body<'a> {
     Seed(Envelope<'a>),
     Docker(Option<Envelope<'a>>),
 }
 
 impl Interceptor {
-    /// Answers by what `governance` decides. A hook that waits is refused at `stop`.
+    /// Answers with the decisions of `governance`. A hook that waits is refused when `stop` is
+    /// cancelled.
     pub fn new(governance: Governance, stop: CancellationToken) -> Self {
         Self {
             governance,
@@ -65,13 +68,12 @@ impl Interceptor {
         }
     }
 
-    /// Answers `/intercept/before`.
-    /// `parent` names the span that the gateway asks in.
+    /// Answers `/intercept/before`. `parent` is the gateway's trace span.
     pub async fn before(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
         self.traced(Moment::Before, &body, parent).await
     }
 
-    /// Answers `/intercept/after`.
+    /// Answers `/intercept/after`. `parent` is the gateway's trace span.
     pub async fn after(&self, body: Bytes, parent: Option<&str>) -> Response<Full<Bytes>> {
         self.traced(Moment::After, &body, parent).await
     }
@@ -87,41 +89,43 @@ impl Interceptor {
         self.hook(moment, body).instrument(span).await
     }
 
-    /// Judges what a hook was sent. A caller that hangs up ends the wait for an answer.
-    async fn evaluate(&self, asked: &Asked<'_>) -> Evaluation {
+    /// Evaluates the message of a hook. The wait for an operator's answer ends when the caller
+    /// disconnects.
+    async fn evaluate(&self, message: &GovernedMessage<'_>) -> MessageEvaluation {
         let terms = HoldTerms {
             ends: &[(HoldEnd::Gate, &self.stop)],
             limit: Some(MAX_HOOK_HOLD),
             ..HoldTerms::default()
         };
-        self.governance.evaluate(asked, &terms).await
+        self.governance.evaluate(message, &terms).await
     }
 
-    /// Whether a hook in Docker's dialect came within the last five minutes. Only then
-    /// is a result given a correlation key, which nobody else would take out again.
-    pub fn heard_docker_lately(&self) -> bool {
-        let heard = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.is_some_and(|at| at.elapsed() <= LATELY)
+    /// Whether a hook of Docker's gateway was received within the last five minutes. Only then
+    /// does the bridge add a correlation key to results: only that gateway's after hook removes
+    /// it.
+    pub fn saw_docker_gateway_recently(&self) -> bool {
+        let last_hook = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+        last_hook.is_some_and(|at| at.elapsed() <= DOCKER_GATEWAY_TTL)
     }
 
-    fn hear_docker(&self) {
-        let mut heard = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
-        *heard = Some(Instant::now());
+    fn note_docker_hook(&self) {
+        let mut last_hook = self.docker.lock().unwrap_or_else(PoisonError::into_inner);
+        *last_hook = Some(Instant::now());
     }
 
     async fn hook(&self, moment: Moment, body: &[u8]) -> Response<Full<Bytes>> {
-        let Some(read) = Body::read(body) else {
-            self.note("body");
-            return unreadable();
+        let Some(parsed) = Body::read(body) else {
+            self.note_malformed("body");
+            return malformed();
         };
-        match read {
+        match parsed {
             Body::Seed(envelope) => match self.seed(moment, &envelope).await {
                 Ok(answer) => match serde_json::to_string(&answer) {
-                    Ok(answer) => written(StatusCode::OK, answer),
+                    Ok(answer) => json_response(StatusCode::OK, answer),
                     Err(_) => reply(StatusCode::OK, &json!({"action": "block"})),
                 },
                 Err(wrong) => {
-                    self.note(wrong.field);
+                    self.note_malformed(wrong.field);
                     let message = wrong.to_string();
                     let answer = json!({
                         "action": "block",
@@ -133,7 +137,7 @@ impl Interceptor {
                 }
             },
             Body::Docker(envelope) => {
-                self.hear_docker();
+                self.note_docker_hook();
                 match moment {
                     Moment::Before | Moment::Elicitation => self.docker_before(envelope).await,
                     Moment::After => self.docker_after(body).await,
@@ -142,24 +146,25 @@ impl Interceptor {
         }
     }
 
-    /// Anybody who reaches the hooks can send nonsense as often as they like.
-    fn note(&self, field: &'static str) {
+    /// Counts a malformed body. Only counts that are a power of two are logged: clients can send
+    /// malformed bodies without limit.
+    fn note_malformed(&self, field: &'static str) {
         let unread = self.unread.fetch_add(1, Ordering::Relaxed) + 1;
         if unread.is_power_of_two() {
-            tracing::warn!(field, unread, "a hook was sent what cannot be read");
+            tracing::warn!(field, unread, "mcp hook body malformed");
         }
     }
 }
 
 impl<'a> Body<'a> {
     fn read(body: &'a [u8]) -> Option<Self> {
-        let read: Option<Envelope<'a>> = serde_json::from_slice(body).ok()?;
-        let Some(envelope) = read else {
+        let parsed: Option<Envelope<'a>> = serde_json::from_slice(body).ok()?;
+        let Some(envelope) = parsed else {
             return Some(Body::Docker(None));
         };
-        // A result of a tool has none of the first, and the envelope none of the second.
-        let marks = ["version", "type", "request_id", "tool_id", "agent_id"];
-        let is_seed = marks.iter().any(|mark| envelope.has(mark))
+        // A tool's result has none of the first fields, the seed's envelope none of the second.
+        let fields = ["version", "type", "request_id", "tool_id", "agent_id"];
+        let is_seed = fields.iter().any(|field| envelope.has(field))
             && !["content", "structuredContent", "Params"]
                 .iter()
                 .any(|field| envelope.has(field));
@@ -170,9 +175,9 @@ impl<'a> Body<'a> {
     }
 }
 
-/// A refusal in the form of both dialects, for a request whose dialect is not known because its
-/// body is not read, or cannot be. Docker's gateway takes an empty answer for a pass, and any
-/// other answer for the result of the call, whatever the status.
+/// A refusal in the form of both dialects, for a request whose dialect is unknown because its
+/// body was not read or is malformed. Docker's gateway takes an empty body for a pass, and any
+/// other body for the result of the call, whatever the status.
 pub fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
     reply(status, &refusal_body(why))
 }
@@ -187,18 +192,18 @@ fn refusal_body(why: &str) -> Value {
     body
 }
 
-/// The result of a call that was refused, as Docker's gateway passes it on.
+/// The result of a refused call, which Docker's gateway returns to its client.
 fn blocked(why: &str) -> Value {
     let text = format!("Blocked by policy: {why}");
     json!({"content": [{"type": "text", "text": text}], "isError": true})
 }
 
-/// An answer with a body.
+/// A response with a JSON body.
 fn reply(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
-    written(status, body.to_string())
+    json_response(status, body.to_string())
 }
 
-fn written(status: StatusCode, body: String) -> Response<Full<Bytes>> {
+fn json_response(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
@@ -206,12 +211,12 @@ fn written(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     response
 }
 
-fn unreadable() -> Response<Full<Bytes>> {
-    let mut answer = refusal_body("the body is no JSON object");
-    if let Some(fields) = answer.as_object_mut() {
+fn malformed() -> Response<Full<Bytes>> {
+    let mut body = refusal_body("the body is not a JSON object");
+    if let Some(fields) = body.as_object_mut() {
         fields.insert("field".to_owned(), json!("body"));
     }
-    reply(StatusCode::BAD_REQUEST, &answer)
+    reply(StatusCode::BAD_REQUEST, &body)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Starting and ending the programs behind the bridge.
+//! Starts and ends the programs of stdio servers.
 //!
-//! A program is started under a leash (`palisade __leash`): a small process that ends it and
-//! everything that came of it, also what left its process group, when it is told to or when
-//! the gate is gone.
+//! A program runs under a process guard (`palisade __leash`): a small parent process that ends
+//! the program and all of its descendants, also those outside its process group, on a signal or
+//! when the gate has exited.
 
 use std::ffi::OsString;
 use std::pin::Pin;
@@ -16,16 +16,16 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::process::{Child, Command};
 
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 
-/// How long a program may take to end by itself once its input has ended, as a rule.
-pub const PATIENCE: Duration = Duration::from_millis(300);
+/// The default time that a program may run on after its stdin was closed.
+pub const DEFAULT_EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long a leash may take to end everything.
-const LEASH_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a process guard may take to end its program.
+const GUARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a program may know of the gate's environment. The gate's own variables may hold
-/// what is none of a tool's business.
+/// The environment variables that a program inherits from the gate. The gate's other variables
+/// may contain secrets.
 const INHERITED: [&str; 12] = [
     "HOME",
     "LANG",
@@ -41,33 +41,34 @@ const INHERITED: [&str; 12] = [
     "XDG_RUNTIME_DIR",
 ];
 
-/// How a program ended: its code, or none where nobody knows.
-pub type Exit = Option<i32>;
+/// The exit code of a program, 128 plus the signal's number if a signal ended it; none if it is
+/// unknown.
+pub type ProgramExit = Option<i32>;
 
 /// Why a program was not started.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
-    /// The place it should run in does not exist yet.
-    #[error("the runtime '{0}' is not built yet")]
-    NotBuilt(&'static str),
-    /// It failed a moment ago, and is given time.
-    #[error("it failed {failures} times in a row and is tried again in {} s", wait.as_secs_f32().ceil())]
+    /// The runtime is not implemented.
+    #[error("the runtime '{0}' is not implemented")]
+    NotImplemented(&'static str),
+    /// The program failed before, and the backoff is not over.
+    #[error("it failed {failures} times in a row; the next start is possible in {} s", wait.as_secs_f32().ceil())]
     Waiting {
-        /// How often.
+        /// The number of failures in a row.
         failures: u32,
-        /// For how long.
+        /// The rest of the backoff.
         wait: Duration,
     },
-    /// The system refused.
+    /// Starting the program failed.
     #[error("{0}")]
     Failed(String),
 }
 
 impl LaunchError {
-    /// What it is in HTTP.
+    /// The HTTP status.
     pub fn status(&self) -> http::StatusCode {
         match self {
-            LaunchError::NotBuilt(_) => http::StatusCode::NOT_IMPLEMENTED,
+            LaunchError::NotImplemented(_) => http::StatusCode::NOT_IMPLEMENTED,
             LaunchError::Waiting { .. } | LaunchError::Failed(_) => {
                 http::StatusCode::SERVICE_UNAVAILABLE
             }
@@ -75,69 +76,79 @@ impl LaunchError {
     }
 }
 
-/// A program that runs.
-pub struct Launched {
-    /// What it reads.
+/// A running program.
+pub struct LaunchedProgram {
+    /// The program's stdin.
     pub input: Pin<Box<dyn AsyncWrite + Send>>,
-    /// What it says.
+    /// The program's stdout.
     pub output: Pin<Box<dyn AsyncRead + Send>>,
-    /// What it says beside that.
+    /// The program's stderr.
     pub errors: Pin<Box<dyn AsyncRead + Send>>,
-    /// Its end.
-    pub life: Box<dyn Life>,
+    /// Waits for the program's end, or ends it.
+    pub handle: Box<dyn ProgramHandle>,
 }
 
-impl std::fmt::Debug for Launched {
+impl std::fmt::Debug for LaunchedProgram {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Launched").finish_non_exhaustive()
     }
 }
 
-/// The life of a program.
+/// Waits for the end of a program, signals it, or ends it.
 #[async_trait]
-pub trait Life: Send + 'static {
-    /// Waits for its end. May be dropped and called again.
-    async fn ended(&mut self) -> Exit;
+pub trait ProgramHandle: Send + 'static {
+    /// Waits for the program's end. The future may be dropped and created again.
+    async fn ended(&mut self) -> ProgramExit;
 
-    /// Ends it and everything that came of it. Its input has been closed.
-    async fn end(&mut self) -> Exit;
+    /// Ends the program and its descendants. Its stdin has been closed.
+    async fn end(&mut self) -> ProgramExit;
 
-    /// Sends SIGTERM to its process group.
+    /// Sends SIGTERM to the program's process group.
     fn terminate(&mut self);
 
-    /// Kills it and everything that came of it.
-    async fn kill(&mut self) -> Exit;
+    /// Kills the program and its descendants.
+    async fn kill(&mut self) -> ProgramExit;
 }
 
 /// Starts programs.
 #[async_trait]
 pub trait Launcher: Send + Sync + 'static {
     /// Starts the program of `tool`, for `caller`.
-    async fn launch(&self, tool: &BridgedServer, caller: &Caller) -> Result<Launched, LaunchError>;
+    async fn launch(
+        &self,
+        tool: &BridgedServer,
+        caller: &McpCaller,
+    ) -> Result<LaunchedProgram, LaunchError>;
 }
 
-/// Starts programs on this machine, as the operator.
+/// Starts programs on the host, as the operator's user.
 #[derive(Clone, Debug)]
-pub struct Local {
-    /// The words that come before a program and its arguments: the leash.
-    pub leash: Vec<OsString>,
-    /// How long a program may take to end by itself once its input has ended.
-    pub patience: Duration,
+pub struct LocalLauncher {
+    /// The command and arguments of the process guard, in front of the program and its arguments.
+    pub guard_command: Vec<OsString>,
+    /// How long a program may run on after its stdin was closed.
+    pub exit_timeout: Duration,
 }
 
 #[async_trait]
-impl Launcher for Local {
-    async fn launch(&self, tool: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
+impl Launcher for LocalLauncher {
+    async fn launch(
+        &self,
+        tool: &BridgedServer,
+        _: &McpCaller,
+    ) -> Result<LaunchedProgram, LaunchError> {
         let failed = |error: std::io::Error| {
             let program = tool.command.first().map_or("", String::as_str);
-            LaunchError::Failed(format!("'{program}' was not started: {error}"))
+            LaunchError::Failed(format!("starting '{program}' failed: {error}"))
         };
-        let Some(program) = self.leash.first() else {
-            return Err(LaunchError::Failed("there is no leash".to_owned()));
+        let Some(program) = self.guard_command.first() else {
+            return Err(LaunchError::Failed(
+                "no process guard command is configured".to_owned(),
+            ));
         };
         let mut command = Command::new(program);
         command
-            .args(self.leash.iter().skip(1))
+            .args(self.guard_command.iter().skip(1))
             .args(&tool.command)
             .env_clear()
             .envs(
@@ -157,29 +168,29 @@ impl Launcher for Local {
             command.current_dir(dir);
         }
         let mut child = command.spawn().map_err(failed)?;
-        let missing = || failed(std::io::Error::other("it has no pipes"));
+        let missing = || failed(std::io::Error::other("its stdio is not piped"));
         let input = child.stdin.take().ok_or_else(missing)?;
         let output = child.stdout.take().ok_or_else(missing)?;
         let errors = child.stderr.take().ok_or_else(missing)?;
-        Ok(Launched {
+        Ok(LaunchedProgram {
             input: Box::pin(input),
             output: Box::pin(output),
             errors: Box::pin(errors),
-            life: Box::new(Leashed {
+            handle: Box::new(GuardedProgram {
                 child,
-                patience: self.patience,
+                patience: self.exit_timeout,
             }),
         })
     }
 }
 
-struct Leashed {
+struct GuardedProgram {
     child: Child,
     patience: Duration,
 }
 
-impl Leashed {
-    /// Signals the leash, whose number is its own until it is waited for.
+impl GuardedProgram {
+    /// Signals the process guard. Its pid cannot be reused before it is waited for.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok())
             && let Err(error) = kill(Pid::from_raw(pid), signal)
@@ -190,14 +201,14 @@ impl Leashed {
 }
 
 #[async_trait]
-impl Life for Leashed {
-    async fn ended(&mut self) -> Exit {
+impl ProgramHandle for GuardedProgram {
+    async fn ended(&mut self) -> ProgramExit {
         use std::os::unix::process::ExitStatusExt;
         let status = self.child.wait().await.ok()?;
         status.code().or_else(|| Some(128 + status.signal()?))
     }
 
-    async fn end(&mut self) -> Exit {
+    async fn end(&mut self) -> ProgramExit {
         if let Ok(exit) = tokio::time::timeout(self.patience, self.ended()).await {
             return exit;
         }
@@ -205,19 +216,21 @@ impl Life for Leashed {
     }
 
     fn terminate(&mut self) {
-        // The leash passes it on as SIGTERM, and kills nothing by itself from then on.
+        // The guard forwards SIGUSR1 as SIGTERM, and sends no SIGKILL of its own after that.
         self.signal(Signal::SIGUSR1);
     }
 
-    async fn kill(&mut self) -> Exit {
-        // The leash ends the others: at once if they were terminated before, else SIGTERM first.
+    async fn kill(&mut self) -> ProgramExit {
+        // The guard kills its program: at once after `terminate`, otherwise with SIGTERM first.
         self.signal(Signal::SIGTERM);
-        if let Ok(exit) = tokio::time::timeout(LEASH_PATIENCE, self.ended()).await {
+        if let Ok(exit) = tokio::time::timeout(GUARD_TIMEOUT, self.ended()).await {
             return exit;
         }
-        tracing::error!("a leash did not end in time and is killed; what it held may live on");
+        tracing::error!(
+            "mcp process guard did not exit in time: killed, tool processes may remain"
+        );
         if let Err(error) = self.child.start_kill() {
-            tracing::warn!(%error, "a leash could not be killed");
+            tracing::warn!(%error, "killing mcp process guard failed");
         }
         self.ended().await
     }

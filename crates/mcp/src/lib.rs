@@ -1,14 +1,15 @@
-//! Tool calls: stdio servers of the Model Context Protocol served over HTTP, the hooks that
-//! a gateway calls, and one judgement for both.
+//! MCP (Model Context Protocol): serves stdio servers over HTTP, answers the hooks of an MCP
+//! gateway, and applies one set of policies to both. [`agents`] is an MCP server of its own.
 //!
-//! [`ingress`] listens; [`server`] authenticates; [`interceptor`] answers hooks; [`bridge`] knows the
-//! tools. A client of the revisions with sessions has a [`session`], over [`streamable`]
-//! HTTP or the [`one_stream`] of old; one of 2026-07-28 has none ([`modern`], [`pool`]).
-//! Every call passes [`relay`], which asks [`governance`]; a [`process`] is a running server,
-//! started by a [`launch`]er. Messages are relayed as they were written ([`rpc`]).
+//! [`ingress`] accepts connections; [`server`] authenticates; [`interceptor`] answers hooks;
+//! [`bridge`] holds the configured tools and the sessions. Clients of the revisions with sessions
+//! have a [`session`], over [`streamable`] HTTP or HTTP with SSE ([`http_sse`]); clients of
+//! revision 2026-07-28 have none ([`sessionless`], [`pool`]). Every call passes through [`relay`],
+//! which queries [`governance`]; a [`process`] is a running stdio server, started by a
+//! [`launch::Launcher`]. JSON-RPC messages are relayed without being written anew ([`rpc`]).
 //!
-//! **Never here:** a call that was not judged, a message to more than one client, a typed
-//! copy of what passes, SQL, or the sandboxes themselves.
+//! **Never here:** a call that no policy check has seen, a message to more than one client, a
+//! typed copy of a relayed message, SQL, or the sandboxes themselves.
 
 pub mod agents;
 pub mod answer;
@@ -21,22 +22,22 @@ pub mod fingerprint;
 pub mod governance;
 pub mod handshake;
 pub mod hold_terms;
+pub mod http_sse;
 pub mod incoming;
 pub mod ingress;
 pub mod interceptor;
 pub mod launch;
 pub mod metrics;
-pub mod modern;
-pub mod one_stream;
 pub mod pool;
 pub mod process;
 pub mod redaction;
 pub mod relay;
-pub mod room;
+pub mod request_body;
 pub mod rpc;
 pub mod server;
 pub mod session;
 mod session_state;
+pub mod sessionless;
 pub mod shared;
 pub mod shutdown;
 pub mod sse;

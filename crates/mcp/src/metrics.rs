@@ -1,11 +1,11 @@
-//! The numbers of tool calls. Their names are those that dashboards for this kind of gate
-//! already use.
+//! Prometheus metrics of tool calls. The metric names are those that existing dashboards for
+//! this kind of gate use.
 //!
-//! The tools of a gateway are not configured here. The first [`foreign::MAX_FOREIGN`] names of them have
-//! series of their own, and every further one is `unknown`: an agent that makes up names cannot
-//! make the number of series grow.
+//! The tools behind a gateway are not configured here. The first
+//! [`gateway_tools::MAX_GATEWAY_TOOLS`] tool names have their own series, and all further names
+//! are counted as `unknown`: an agent that invents names cannot create more series.
 
-mod foreign;
+mod gateway_tools;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,16 +20,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use self::foreign::ForeignTools;
+use self::gateway_tools::GatewayToolNames;
 
-/// What is not configured is called.
-pub const UNKNOWN: &str = "unknown";
+/// The `tool_id` label of a tool that is not configured.
+pub const UNKNOWN_TOOL: &str = "unknown";
 
 /// Counters and timers of tool calls. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     tools: Arc<ArcSwap<HashSet<String>>>,
-    foreign: ForeignTools,
+    gateway_tools: GatewayToolNames,
     intercepts: Family<InterceptLabels, Counter>,
     intercept_times: Family<MomentLabels, Histogram>,
     decisions: Family<DecisionLabels, Counter>,
@@ -41,7 +41,7 @@ pub struct Metrics {
     processes: Family<ToolLabels, Gauge>,
     process_status: Family<ToolLabels, Gauge>,
     process_table: Arc<Mutex<ProcessTable>>,
-    junk: Family<JunkLabels, Counter>,
+    junk_lines: Family<JunkLabels, Counter>,
     contexts: Gauge,
 }
 
@@ -100,17 +100,18 @@ struct JunkLabels {
     tool_id: String,
 }
 
-/// The processes of every tool: their number and their status change together.
+/// The running processes of every tool. One lock keeps the process count and the process status
+/// consistent.
 #[derive(Debug, Default)]
 struct ProcessTable {
-    /// Tools that are configured: they have a series, also without a process.
+    /// Configured tools: they have a series even without a process.
     configured: HashSet<ToolLabels>,
-    /// Processes that run, of tools that have any.
+    /// Number of running processes, for tools that have at least one.
     running: HashMap<ToolLabels, i64>,
 }
 
-/// Counts one process of a tool for as long as it exists, under the labels it began with: a
-/// reload may have removed the tool by the time the process ends.
+/// Counts one process of a tool until this value is dropped. The labels are those at the start of
+/// the process: a reload may have removed the tool by the time the process ends.
 #[derive(Debug)]
 pub struct ProcessCount {
     metrics: Metrics,
@@ -118,13 +119,13 @@ pub struct ProcessCount {
 }
 
 impl ProcessCount {
-    /// The process ended with this exit code, where one is known.
+    /// Counts the exit code of the process, if it is known.
     pub fn exited(self, code: Option<i32>) {
         let Some(code) = code else { return };
         let labels = ExitLabels {
             tool_id: self.labels.tool_id.clone(),
             runtime_type: self.labels.runtime_type,
-            // 256 codes and the signals: what a process can choose from is bounded.
+            // The clamp bounds the number of series that exit codes can create.
             exit_code: code.clamp(-128, 255).to_string(),
         };
         self.metrics.exits.get_or_create(&labels).inc();
@@ -137,40 +138,40 @@ impl Drop for ProcessCount {
     }
 }
 
-/// How a call of a tool ended.
+/// Outcome of a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// With a result.
+pub enum CallStatus {
+    /// The tool returned a result.
     Success,
-    /// With an error, be it the tool's or its process's.
+    /// The tool returned an error, or its process failed.
     Error,
-    /// Not in time.
+    /// The call exceeded its timeout.
     Timeout,
-    /// The caller took it back.
+    /// The caller cancelled the call.
     Cancelled,
 }
 
-impl Status {
-    /// The word in metrics.
+impl CallStatus {
+    /// The value of the `status` label.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Status::Success => "success",
-            Status::Error => "error",
-            Status::Timeout => "timeout",
-            Status::Cancelled => "cancelled",
+            CallStatus::Success => "success",
+            CallStatus::Error => "error",
+            CallStatus::Timeout => "timeout",
+            CallStatus::Cancelled => "cancelled",
         }
     }
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        // From ten microseconds to some ten seconds.
+        // From ten microseconds to about ten seconds.
         let decisions = || Histogram::new(exponential_buckets(0.000_01, 2.5, 16));
-        // To some minutes.
+        // Up to a few minutes.
         let executions = || Histogram::new(exponential_buckets(0.000_01, 3.0, 16));
         Self {
             tools: Arc::default(),
-            foreign: ForeignTools::default(),
+            gateway_tools: GatewayToolNames::default(),
             intercepts: Family::default(),
             intercept_times: Family::new_with_constructor(decisions),
             decisions: Family::default(),
@@ -182,24 +183,24 @@ impl Default for Metrics {
             processes: Family::default(),
             process_status: Family::default(),
             process_table: Arc::default(),
-            junk: Family::default(),
+            junk_lines: Family::default(),
             contexts: Gauge::default(),
         }
     }
 }
 
 impl Metrics {
-    /// Makes the numbers visible in `registry`. Names are given without `_total`: the library
-    /// appends it to counters.
+    /// Registers the metrics in `registry`. The names lack `_total`: the library appends it to
+    /// counters.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "polis_sidecar_intercept",
-            "Tool messages judged, by moment and outcome",
+            "Tool messages that policies decided, by moment and outcome",
             self.intercepts.clone(),
         );
         registry.register(
             "polis_sidecar_intercept_duration_seconds",
-            "Time to judge a tool message",
+            "Time to decide a tool message",
             self.intercept_times.clone(),
         );
         registry.register(
@@ -214,12 +215,12 @@ impl Metrics {
         );
         registry.register(
             "polis_sidecar_policy_failures",
-            "Tool messages about which a policy bundle could not decide",
+            "Tool messages that a policy bundle failed to decide",
             self.failures.clone(),
         );
         registry.register(
             "polis_sidecar_tool_executions",
-            "Calls of tools by outcome",
+            "Tool calls by outcome",
             self.executions.clone(),
         );
         registry.register(
@@ -229,55 +230,59 @@ impl Metrics {
         );
         registry.register(
             "polis_sidecar_tool_exits",
-            "Processes of tools that ended, by exit code",
+            "Tool processes that ended, by exit code",
             self.exits.clone(),
         );
         registry.register(
             "polis_sidecar_process_status",
-            "Whether a process of the tool runs (1) or none (0)",
+            "1 if a process of the tool is running, else 0",
             self.process_status.clone(),
         );
         registry.register(
             "polis_sidecar_processes",
-            "Processes of the tool that run",
+            "Running processes of the tool",
             self.processes.clone(),
         );
         registry.register(
             "polis_sidecar_tool_junk",
-            "Lines of a tool that were no message",
-            self.junk.clone(),
+            "Output lines of a tool that are not JSON-RPC messages",
+            self.junk_lines.clone(),
         );
         registry.register(
             "polis_sidecar_context_active",
-            "Requests that are remembered between their hooks",
+            "Request contexts stored between before and after hooks",
             self.contexts.clone(),
         );
     }
 
-    /// From now on these are the tools that have a name here.
-    pub fn know(&self, tools: impl IntoIterator<Item = String>) {
+    /// Replaces the configured tool names, which have their own label values.
+    pub fn set_tool_names(&self, tools: impl IntoIterator<Item = String>) {
         self.tools.store(Arc::new(tools.into_iter().collect()));
     }
 
-    /// Whether a tool of that name is configured.
-    pub fn knows(&self, tool: &str) -> bool {
+    /// Whether a tool with that name is configured.
+    pub fn has_tool(&self, tool: &str) -> bool {
         self.tools.load().contains(tool)
     }
 
     fn tool_id(&self, tool: &str) -> String {
-        let known = if self.knows(tool) { tool } else { UNKNOWN };
+        let known = if self.has_tool(tool) {
+            tool
+        } else {
+            UNKNOWN_TOOL
+        };
         known.to_owned()
     }
 
-    /// The label of a tool that may be a gateway's own.
-    fn any_tool_id(&self, tool: &str) -> String {
-        let known = self.knows(tool) || self.foreign.admits(tool);
-        if known { tool } else { UNKNOWN }.to_owned()
+    /// The `tool_id` label of a tool that may belong to a gateway.
+    fn gateway_tool_id(&self, tool: &str) -> String {
+        let known = self.has_tool(tool) || self.gateway_tools.admits(tool);
+        if known { tool } else { UNKNOWN_TOOL }.to_owned()
     }
 
-    /// A message was judged: `moment` is before, after or elicitation, `action` is pass, block
-    /// or modify.
-    pub(crate) fn judged(
+    /// Records a decided message: `moment` is before, after or elicitation, `action` is pass,
+    /// block or modify.
+    pub(crate) fn record_intercept(
         &self,
         moment: &'static str,
         action: &'static str,
@@ -287,7 +292,7 @@ impl Metrics {
         let labels = InterceptLabels {
             r#type: moment,
             action,
-            tool_id: self.any_tool_id(tool),
+            tool_id: self.gateway_tool_id(tool),
         };
         self.intercepts.get_or_create(&labels).inc();
         let labels = MomentLabels {
@@ -298,8 +303,8 @@ impl Metrics {
         times.observe(took.as_secs_f64());
     }
 
-    /// A bundle decided.
-    pub(crate) fn decided(&self, bundle: &str, action: &'static str, took: Duration) {
+    /// Records the decision of a policy bundle.
+    pub(crate) fn record_decision(&self, bundle: &str, action: &'static str, took: Duration) {
         let labels = DecisionLabels {
             action,
             bundle_id: bundle.to_owned(),
@@ -312,8 +317,8 @@ impl Metrics {
         times.observe(took.as_secs_f64());
     }
 
-    /// A bundle could not decide.
-    pub(crate) fn failed(&self, bundle: &str, failure: &'static str) {
+    /// Records that a policy bundle failed to decide.
+    pub(crate) fn record_policy_failure(&self, bundle: &str, failure: &'static str) {
         let labels = FailureLabels {
             bundle_id: bundle.to_owned(),
             failure,
@@ -321,8 +326,14 @@ impl Metrics {
         self.failures.get_or_create(&labels).inc();
     }
 
-    /// A call of a tool ended.
-    pub fn tool_executed(&self, tool: &str, runtime: RuntimeKind, status: Status, took: Duration) {
+    /// Records the end of a tool call.
+    pub fn record_execution(
+        &self,
+        tool: &str,
+        runtime: RuntimeKind,
+        status: CallStatus,
+        took: Duration,
+    ) {
         let labels = ToolLabels {
             tool_id: self.tool_id(tool),
             runtime_type: runtime.as_str(),
@@ -337,7 +348,8 @@ impl Metrics {
         self.executions.get_or_create(&labels).inc();
     }
 
-    /// Reports the status of these tools from now on, and of no other once it has no process.
+    /// Exports the process status of these tools from now on. Other tools are exported only while
+    /// they still have a process.
     pub fn report_tools<'a>(&self, tools: impl IntoIterator<Item = (&'a str, RuntimeKind)>) {
         let configured: HashSet<_> = tools.into_iter().map(tool_labels).collect();
         let mut table = self.process_table();
@@ -347,7 +359,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a process of a tool, until the value is dropped.
+    /// Counts a process of a tool until the returned value is dropped.
     pub fn count_process(&self, tool: &str, runtime: RuntimeKind) -> ProcessCount {
         let labels = tool_labels((tool, runtime));
         self.change_processes(&labels, 1);
@@ -385,15 +397,16 @@ impl Metrics {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A tool wrote a line that is no message: the how many-th.
-    pub fn junk(&self, tool: &str) -> u64 {
+    /// Records an output line that is not a JSON-RPC message. Returns how many the tool has
+    /// written so far.
+    pub fn record_junk_line(&self, tool: &str) -> u64 {
         let labels = JunkLabels {
             tool_id: self.tool_id(tool),
         };
-        self.junk.get_or_create(&labels).inc() + 1
+        self.junk_lines.get_or_create(&labels).inc() + 1
     }
 
-    /// The gauge of remembered requests.
+    /// The gauge of stored request contexts.
     pub(crate) fn contexts(&self) -> Gauge {
         self.contexts.clone()
     }

@@ -1,9 +1,9 @@
-//! Processes for requests without sessions.
+//! Pools of server processes for requests without sessions.
 //!
-//! The servers behind the bridge know nothing of 2026-07-28: they want to be introduced to
-//! one client with its capabilities, and what they ask names no call. So a process belongs
-//! to one caller with one set of capabilities, and while a call is under way that may lead
-//! to a question the process is that call's alone: whose question it is, is certain.
+//! The servers behind the bridge do not implement revision 2026-07-28: they are initialized for
+//! one client with its capabilities, and their requests to the client name no call. So a process
+//! serves one caller with one set of capabilities. A call during which the server may send
+//! requests leases the process exclusively, so that each request belongs to a known call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,56 +12,55 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio::time::Instant;
 
-use crate::caller::{Caller, same};
-use crate::handshake::{Ending, introduce};
+use crate::caller::{McpCaller, is_same_caller};
+use crate::handshake::{ProcessStopGuard, initialize};
 use crate::launch::LaunchError;
 use crate::metrics::Metrics;
-use crate::process::{Home, Process};
-use crate::rpc::{Kind, Message, code};
-use crate::tools::Served;
+use crate::process::{MessageHandler, Process};
+use crate::rpc::{RpcKind, RpcMessage, code};
+use crate::tools::StdioServer;
 
-/// The most processes of one caller for one server, by set of capabilities.
-const MOST_WORKERS: usize = 16;
+/// Maximum number of processes in one pool.
+const MAX_WORKERS: usize = 16;
 
-/// The most sets of capabilities that one caller has processes for, and servers times
-/// callers.
-const MOST_POOLS: usize = 256;
+/// Maximum number of pools: one for each combination of server, caller and capabilities.
+const MAX_POOLS: usize = 256;
 
-/// The most pools of one caller.
-const MOST_OF_ONE: usize = 32;
+/// Maximum number of pools of one caller.
+const MAX_POOLS_PER_CALLER: usize = 32;
 
-/// How long a call waits for a process to be free.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a call waits for a free process.
+const FREE_WORKER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// News that wait for a slow listener.
-const MOST_NEWS: usize = 64;
+/// Maximum number of change notifications queued for a slow subscriber.
+const MAX_QUEUED_CHANGES: usize = 64;
 
-/// What a server says during a call and nobody has taken yet.
-const MOST_SAID: usize = 256;
+/// Maximum number of unread server messages of one call.
+const MAX_QUEUED_MESSAGES: usize = 256;
 
-/// For whom a process is.
+/// The client that a pool serves.
 #[derive(Clone, Debug)]
-pub struct Client {
-    /// Who asks.
-    pub caller: Caller,
-    /// What the client can do, as an object, its keys in order.
+pub struct PoolClient {
+    /// Identity of the client.
+    pub caller: McpCaller,
+    /// The client's capabilities: a JSON object with sorted keys.
     pub capabilities: String,
 }
 
-/// See the module.
+/// All pools; see the module documentation.
 #[derive(Debug, Default)]
-pub struct Pools {
+pub struct ProcessPools {
     pools: Mutex<Vec<Arc<Pool>>>,
 }
 
 #[derive(Debug)]
 struct Pool {
-    served: Arc<Served>,
-    client: Client,
+    served: Arc<StdioServer>,
+    client: PoolClient,
     inner: Mutex<Inner>,
-    /// A process is free, or there is room for another.
+    /// Notified when a process becomes free or another may be started.
     freed: Arc<Notify>,
-    news: broadcast::Sender<Arc<Message>>,
+    changes: broadcast::Sender<Arc<RpcMessage>>,
 }
 
 #[derive(Debug)]
@@ -75,20 +74,20 @@ struct Inner {
 #[derive(Debug)]
 pub struct Worker {
     process: Arc<Process>,
-    introduction: String,
+    initialize_result: String,
     inbox: Arc<Inbox>,
     leased: Mutex<bool>,
 }
 
 impl Worker {
-    /// The process.
+    /// The process of this worker.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// What the server said of itself.
-    pub fn introduction(&self) -> &str {
-        &self.introduction
+    /// The result of the server's `initialize`.
+    pub fn initialize_result(&self) -> &str {
+        &self.initialize_result
     }
 
     fn is_leased(&self) -> bool {
@@ -96,41 +95,41 @@ impl Worker {
     }
 }
 
-/// A process that is one call's alone until this is dropped.
+/// Exclusive use of a process by one call, until this is dropped.
 #[derive(Debug)]
 pub struct Lease {
     worker: Arc<Worker>,
     freed: Arc<Notify>,
-    said: mpsc::Receiver<Message>,
-    spoiled: bool,
+    messages: mpsc::Receiver<RpcMessage>,
+    discarded: bool,
 }
 
 impl Lease {
-    /// The process.
+    /// The process of this worker.
     pub fn process(&self) -> &Arc<Process> {
         &self.worker.process
     }
 
-    /// The next thing that the server says by itself.
-    pub async fn hear(&mut self) -> Option<Message> {
-        self.said.recv().await
+    /// Waits for the next request or notification of the server.
+    pub async fn recv(&mut self) -> Option<RpcMessage> {
+        self.messages.recv().await
     }
 
-    /// The next such thing, if it is already there.
-    pub fn hear_now(&mut self) -> Option<Message> {
-        self.said.try_recv().ok()
+    /// The next request or notification, if one is queued.
+    pub fn try_recv(&mut self) -> Option<RpcMessage> {
+        self.messages.try_recv().ok()
     }
 
-    /// The process is not to be used again: nobody knows what it is still at.
-    pub fn spoil(&mut self) {
-        self.spoiled = true;
+    /// Marks the process as not reusable: it may still work on the call. It is stopped on drop.
+    pub fn discard(&mut self) {
+        self.discarded = true;
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         self.worker.inbox.set(None);
-        if self.spoiled {
+        if self.discarded {
             self.worker.process.stop();
         }
         *self
@@ -142,12 +141,12 @@ impl Drop for Lease {
     }
 }
 
-impl Pools {
-    /// A process for a call that may lead to questions.
+impl ProcessPools {
+    /// Leases a process for a call during which the server may send requests.
     pub async fn lease(
         &self,
-        served: &Arc<Served>,
-        client: &Client,
+        served: &Arc<StdioServer>,
+        client: &PoolClient,
         metrics: &Metrics,
     ) -> Result<Lease, LaunchError> {
         let pool = self.pool(served, client)?;
@@ -156,59 +155,68 @@ impl Pools {
             !std::mem::replace(&mut *leased, true)
         });
         let worker = worker.await?;
-        let (sender, said) = mpsc::channel(MOST_SAID);
+        let (sender, messages) = mpsc::channel(MAX_QUEUED_MESSAGES);
         worker.inbox.set(Some(sender));
         Ok(Lease {
             worker,
             freed: Arc::clone(&pool.freed),
-            said,
-            spoiled: false,
+            messages,
+            discarded: false,
         })
     }
 
-    /// A process for a call that does not.
-    pub async fn any(
+    /// A process for a call during which the server sends no requests; it may be in use by others.
+    pub async fn get_worker(
         &self,
-        served: &Arc<Served>,
-        client: &Client,
+        served: &Arc<StdioServer>,
+        client: &PoolClient,
         metrics: &Metrics,
     ) -> Result<Arc<Worker>, LaunchError> {
         self.pool(served, client)?.get(metrics, |_| true).await
     }
 
-    /// What every process of a caller for a server tells of changes.
-    pub fn news(
+    /// Subscribes to the change notifications of all processes of a caller for a server.
+    pub fn subscribe(
         &self,
-        served: &Arc<Served>,
-        client: &Client,
-    ) -> Result<broadcast::Receiver<Arc<Message>>, LaunchError> {
-        Ok(self.pool(served, client)?.news.subscribe())
+        served: &Arc<StdioServer>,
+        client: &PoolClient,
+    ) -> Result<broadcast::Receiver<Arc<RpcMessage>>, LaunchError> {
+        Ok(self.pool(served, client)?.changes.subscribe())
     }
 
-    fn pool(&self, served: &Arc<Served>, client: &Client) -> Result<Arc<Pool>, LaunchError> {
+    fn pool(
+        &self,
+        served: &Arc<StdioServer>,
+        client: &PoolClient,
+    ) -> Result<Arc<Pool>, LaunchError> {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_caller = |pool: &Arc<Pool>| same(&pool.client.caller, &client.caller);
-        let beside = |pool: &&Arc<Pool>| Arc::ptr_eq(&pool.served, served) && of_caller(pool);
-        let found = pools.iter().filter(beside);
+        let of_caller = |pool: &Arc<Pool>| is_same_caller(&pool.client.caller, &client.caller);
+        let is_same_server_and_caller =
+            |pool: &&Arc<Pool>| Arc::ptr_eq(&pool.served, served) && of_caller(pool);
+        let found = pools.iter().filter(is_same_server_and_caller);
         let mut found = found.filter(|pool| pool.client.capabilities == client.capabilities);
         if let Some(pool) = found.next() {
             pool.inner().used = Instant::now();
             return Ok(Arc::clone(pool));
         }
-        let of_one = pools.iter().filter(|pool| of_caller(pool)).count();
-        if pools.len() >= MOST_POOLS || of_one >= MOST_OF_ONE {
+        let caller_pools = pools.iter().filter(|pool| of_caller(pool)).count();
+        if pools.len() >= MAX_POOLS || caller_pools >= MAX_POOLS_PER_CALLER {
             let idle = pools.iter().enumerate();
             let idle = idle.filter(|(_, pool)| of_caller(pool) && pool.is_idle());
             let oldest = idle.min_by_key(|(_, pool)| pool.inner().used);
             let Some(index) = oldest.map(|(index, _)| index) else {
-                let why = "too many kinds of clients have processes of it".to_owned();
+                let why =
+                    "too many process pools are in use; close other clients and retry".to_owned();
                 return Err(LaunchError::Failed(why));
             };
             pools.remove(index).end();
         }
-        // Whatever a client can do, what it hears of changes is the same.
-        let news = pools.iter().find(beside).map(|pool| pool.news.clone());
-        let news = news.unwrap_or_else(|| broadcast::channel(MOST_NEWS).0);
+        // Change notifications do not depend on the capabilities of the client.
+        let changes = pools
+            .iter()
+            .find(is_same_server_and_caller)
+            .map(|pool| pool.changes.clone());
+        let changes = changes.unwrap_or_else(|| broadcast::channel(MAX_QUEUED_CHANGES).0);
         let pool = Arc::new(Pool {
             served: Arc::clone(served),
             client: client.clone(),
@@ -218,28 +226,28 @@ impl Pools {
                 used: Instant::now(),
             }),
             freed: Arc::default(),
-            news,
+            changes,
         });
         pools.push(Arc::clone(&pool));
         Ok(pool)
     }
 
-    /// Ends what nobody has used for `most`.
-    pub fn sweep(&self, most: Duration) {
+    /// Ends pools that were unused for longer than `max_idle`.
+    pub fn sweep(&self, max_idle: Duration) {
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         pools.retain(|pool| {
-            let gone = pool.served.stop().is_cancelled();
-            let unused = pool.is_idle()
-                && pool.news.receiver_count() == 0
-                && pool.inner().used.elapsed() > most;
-            if gone || unused {
+            let is_removed = pool.served.stop().is_cancelled();
+            let is_unused = pool.is_idle()
+                && pool.changes.receiver_count() == 0
+                && pool.inner().used.elapsed() > max_idle;
+            if is_removed || is_unused {
                 pool.end();
             }
-            !gone && !unused
+            !is_removed && !is_unused
         });
     }
 
-    /// Begins to end every process.
+    /// Starts to end every process; does not wait.
     pub fn end(&self) {
         let pools = std::mem::take(&mut *self.pools.lock().unwrap_or_else(PoisonError::into_inner));
         for pool in &pools {
@@ -264,41 +272,41 @@ impl Pool {
         }
     }
 
-    fn look(&self, most: usize, take: impl Fn(&Worker) -> bool) -> Look {
+    fn find_worker(&self, max_workers: usize, take: impl Fn(&Worker) -> bool) -> Availability {
         let mut inner = self.inner();
         inner.used = Instant::now();
         inner.workers.retain(|worker| worker.process.is_alive());
         if let Some(worker) = inner.workers.iter().find(|worker| take(worker)) {
-            return Look::Found(Arc::clone(worker));
+            return Availability::Found(Arc::clone(worker));
         }
-        if inner.workers.len() + inner.starting < most {
+        if inner.workers.len() + inner.starting < max_workers {
             inner.starting += 1;
-            return Look::Start;
+            return Availability::Start;
         }
-        Look::Wait
+        Availability::Wait
     }
 
-    /// A process that `take` takes; another one is started where there is none.
+    /// A process that `take` accepts. Starts another process if none is accepted.
     async fn get(
         self: &Arc<Self>,
         metrics: &Metrics,
         take: impl Fn(&Worker) -> bool,
     ) -> Result<Arc<Worker>, LaunchError> {
-        // A shared server has one process, whoever asks.
-        let most = if self.served.config().shared {
+        // A shared server has one process for all callers.
+        let max_workers = if self.served.config().shared {
             1
         } else {
-            MOST_WORKERS
+            MAX_WORKERS
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + FREE_WORKER_TIMEOUT;
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             freed.as_mut().enable();
-            match self.look(most, &take) {
-                Look::Found(worker) => return Ok(worker),
-                Look::Start => {
-                    let worker = Starting(self).start(metrics).await?;
+            match self.find_worker(max_workers, &take) {
+                Availability::Found(worker) => return Ok(worker),
+                Availability::Start => {
+                    let worker = StartSlot(self).start(metrics).await?;
                     let taken = take(&worker);
                     self.inner().workers.push(Arc::clone(&worker));
                     self.freed.notify_waiters();
@@ -307,43 +315,45 @@ impl Pool {
                     }
                     continue;
                 }
-                Look::Wait => {}
+                Availability::Wait => {}
             }
             if tokio::time::timeout_at(deadline, freed).await.is_err() {
-                let why = format!("all {most} processes of it are busy");
+                let why =
+                    format!("all {max_workers} processes of the server are busy; retry later");
                 return Err(LaunchError::Failed(why));
             }
         }
     }
 }
 
-/// What can be done for one who wants a process.
-enum Look {
+/// How a request for a process can be served.
+enum Availability {
     Found(Arc<Worker>),
-    /// There is room for another, and it is kept.
+    /// Another process may be started; its slot is reserved.
     Start,
     Wait,
 }
 
-/// Room for a process, given back when it is there or is not to be.
-struct Starting<'a>(&'a Arc<Pool>);
+/// Reserves the slot of a starting process until its start has succeeded or failed.
+struct StartSlot<'a>(&'a Arc<Pool>);
 
-impl Starting<'_> {
+impl StartSlot<'_> {
     async fn start(&self, metrics: &Metrics) -> Result<Arc<Worker>, LaunchError> {
         let pool = self.0;
         let launched = pool.served.launch(&pool.client.caller).await?;
         let inbox = Arc::new(Inbox {
             current: Mutex::default(),
-            news: pool.news.clone(),
+            changes: pool.changes.clone(),
             process: Mutex::default(),
         });
-        let home = Arc::clone(&inbox) as Arc<dyn Home>;
-        let process = pool.served.keep(launched, home, metrics);
-        inbox.know(&process);
-        let ending = Ending::of(&process);
-        let introduction = introduce(&process, &pool.served, &pool.client.capabilities).await?;
+        let handler = Arc::clone(&inbox) as Arc<dyn MessageHandler>;
+        let process = pool.served.attach(launched, handler, metrics);
+        inbox.set_process(&process);
+        let ending = ProcessStopGuard::of(&process);
+        let initialize_result =
+            initialize(&process, &pool.served, &pool.client.capabilities).await?;
         ending.keep();
-        // With the server's place in the settings its processes go.
+        // The process ends when the server is removed from the settings.
         let (stop, watched) = (pool.served.stop().clone(), Arc::clone(&process));
         tokio::spawn(async move {
             tokio::select! {
@@ -353,14 +363,14 @@ impl Starting<'_> {
         });
         Ok(Arc::new(Worker {
             process,
-            introduction,
+            initialize_result,
             inbox,
             leased: Mutex::default(),
         }))
     }
 }
 
-impl Drop for Starting<'_> {
+impl Drop for StartSlot<'_> {
     fn drop(&mut self) {
         let mut inner = self.0.inner();
         inner.starting = inner.starting.saturating_sub(1);
@@ -369,32 +379,32 @@ impl Drop for Starting<'_> {
     }
 }
 
-/// The home of a pool's process.
+/// Routes the messages of a pooled process to the current call or to subscribers.
 #[derive(Debug)]
 struct Inbox {
-    /// The call that has it.
-    current: Mutex<Option<mpsc::Sender<Message>>>,
-    news: broadcast::Sender<Arc<Message>>,
+    /// The call that leases the process.
+    current: Mutex<Option<mpsc::Sender<RpcMessage>>>,
+    changes: broadcast::Sender<Arc<RpcMessage>>,
     process: Mutex<std::sync::Weak<Process>>,
 }
 
 impl Inbox {
-    fn set(&self, current: Option<mpsc::Sender<Message>>) {
+    fn set(&self, current: Option<mpsc::Sender<RpcMessage>>) {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = current;
     }
 
-    fn know(&self, process: &Arc<Process>) {
+    fn set_process(&self, process: &Arc<Process>) {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(process);
     }
 }
 
 #[async_trait]
-impl Home for Inbox {
-    async fn hear(&self, message: Message) {
+impl MessageHandler for Inbox {
+    async fn handle(&self, message: RpcMessage) {
         let method = message.method().unwrap_or_default();
         if method.ends_with("/list_changed") || method == "notifications/resources/updated" {
-            // Nobody may listen.
-            drop(self.news.send(Arc::new(message)));
+            // There may be no subscriber.
+            drop(self.changes.send(Arc::new(message)));
             return;
         }
         let current = self
@@ -402,25 +412,25 @@ impl Home for Inbox {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let unheard = match current {
+        let undelivered = match current {
             Some(current) => match current.send(message).await {
                 Ok(()) => return,
-                Err(unheard) => unheard.0,
+                Err(undelivered) => undelivered.0,
             },
             None => message,
         };
-        if unheard.kind() == Kind::Request {
+        if undelivered.kind() == RpcKind::Request {
             let process = self
                 .process
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .upgrade();
-            let id = unheard.id().unwrap_or("null");
-            let text = "no call is open that this could be about";
-            let refused = Message::failure(id, code::INTERNAL, text, None);
+            let id = undelivered.id().unwrap_or("null");
+            let text = "no call is open to which this request could belong";
+            let refused = RpcMessage::failure(id, code::INTERNAL_ERROR, text, None);
             if let Some(process) = process {
-                // Not here: the server may not read before it has been read.
-                tokio::spawn(async move { process.offer(&refused).await });
+                // In a task: the server may not read its input until its output is read.
+                tokio::spawn(async move { process.send_best_effort(&refused).await });
             }
         }
     }

@@ -1,13 +1,14 @@
-//! One running stdio server: lines in, lines out, and whose answer is whose.
+//! One running stdio server process: writes its input, reads its output, and matches responses to
+//! calls.
 //!
 //! ```text
 //!   callers ── send ──▶ writer ──▶ stdin │ server │ stdout ──▶ reader ─┬─ answers ──▶ the call
-//!                                        │        │ stderr ──▶ the log └─ the rest ──▶ Home
+//!                                        │        │ stderr ──▶ the log └─ the rest ──▶ handler
 //! ```
 //!
-//! It ends when it is stopped, when its output ends, when its input cannot be written any more,
-//! with the gate ([`crate::shutdown`]), or by itself; whatever the reason, every open call
-//! receives an error at once.
+//! The process ends when it is stopped, when its output ends, when its input can no longer be
+//! written, when the gate stops ([`crate::shutdown`]), or by itself. In every case all open calls
+//! receive an error at once.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,71 +23,71 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::launch::{Exit, Launched, Life};
+use crate::launch::{LaunchedProgram, ProgramExit, ProgramHandle};
 use crate::metrics::Metrics;
-use crate::rpc::{self, Kind, LONGEST, Message};
+use crate::rpc::{self, MAX_MESSAGE_BYTES, RpcKind, RpcMessage};
 use crate::shutdown::Shutdown;
 
-/// Lines that wait for a server to read them.
-const MOST_WAITING: usize = 64;
+/// Maximum number of lines queued for a server's input.
+const MAX_QUEUED_LINES: usize = 64;
 
-/// How long what a program said last may take after its end: something it left behind may
-/// hold its output open.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// How long the output is still read after the program has ended. Without this limit a child
+/// process that holds the output open would delay the end.
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How long a server that is ended may take to read what was sent before.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// How long queued lines are still written after [`InputSignals::close`].
+const INPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long a sender waits to learn whether its line could be written. The line of a server that
-/// reads later than that stays in the queue.
-const WRITE_WAIT: Duration = Duration::from_secs(2);
+/// How long a sender waits for the outcome of its write. After that the line stays in the queue.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest line of a server's talk that is logged.
-const LONGEST_TALK: usize = 2048;
+/// Maximum length of a logged stderr line, in bytes.
+const MAX_LOG_LINE_BYTES: usize = 2048;
 
-/// Who hears what a server says by itself.
+/// Receives the requests and notifications of a server.
 #[async_trait]
-pub trait Home: Send + Sync + 'static {
-    /// A request or notification of the server. While this waits, the server's output does.
-    async fn hear(&self, message: Message);
+pub trait MessageHandler: Send + Sync + 'static {
+    /// Handles a request or notification of the server. The server's output is not read until this
+    /// returns.
+    async fn handle(&self, message: RpcMessage);
 }
 
-/// The server is not there any more.
+/// The server process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server ended{}", code.map(|code| format!(" with code {code}")).unwrap_or_default())]
-pub struct Gone {
-    /// Its exit code, where there is one.
-    pub code: Exit,
+pub struct ProcessEnded {
+    /// The exit code, if it is known.
+    pub code: ProgramExit,
 }
 
 /// Why a message was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// The server ended before it was written.
+    /// The server ended before the message was written.
     #[error(transparent)]
-    Gone(#[from] Gone),
-    /// The server does not read its input any more. Its process is being ended.
+    ProcessEnded(#[from] ProcessEnded),
+    /// The server's input cannot be written. Its process is being stopped.
     #[error("writing to the server failed: {0}")]
     Write(String),
 }
 
-/// What a process is called in logs and metrics.
+/// Names a process in logs and metrics.
 #[derive(Clone, Debug)]
-pub struct Label {
-    /// The tool.
+pub struct ProcessLabel {
+    /// Name of the tool.
     pub tool: Arc<str>,
-    /// Where it runs.
+    /// Runtime of the process.
     pub runtime: RuntimeKind,
 }
 
-/// A running server.
+/// A running server process.
 #[derive(Debug)]
 pub struct Process {
-    label: Label,
+    label: ProcessLabel,
     input: mpsc::Sender<Line>,
     calls: Mutex<Calls>,
     stop: CancellationToken,
-    over: watch::Receiver<Option<Gone>>,
+    end: watch::Receiver<Option<ProcessEnded>>,
 }
 
 /// A line for a server's input.
@@ -100,27 +101,27 @@ struct Line {
 #[derive(Debug, Default)]
 struct Calls {
     last: u64,
-    open: HashMap<u64, oneshot::Sender<Message>>,
-    /// Nobody will answer any more.
-    over: bool,
+    open: HashMap<u64, oneshot::Sender<RpcMessage>>,
+    /// The process has ended; new calls receive no answer.
+    ended: bool,
 }
 
-/// A call that is made. Dropping it forgets the answer.
+/// A call whose answer is awaited. Dropping it discards the answer.
 #[derive(Debug)]
-pub struct Call {
+pub struct PendingCall {
     process: Arc<Process>,
     id: u64,
-    answer: oneshot::Receiver<Message>,
+    answer: oneshot::Receiver<RpcMessage>,
 }
 
-impl Call {
-    /// The id that the server knows it by.
+impl PendingCall {
+    /// The id of the request that the server receives.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The server's answer.
-    pub async fn answer(&mut self) -> Result<Message, Gone> {
+    /// Waits for the server's answer.
+    pub async fn answer(&mut self) -> Result<RpcMessage, ProcessEnded> {
         match (&mut self.answer).await {
             Ok(message) => Ok(message),
             Err(_) => Err(self.process.ended().await),
@@ -128,79 +129,79 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for PendingCall {
     fn drop(&mut self) {
         self.process.calls().open.remove(&self.id);
     }
 }
 
 impl Process {
-    /// Takes over what was launched, until it ends or `shutdown` ends it. What the server says
-    /// by itself goes to `home`.
-    pub fn keep(
-        launched: Launched,
-        label: Label,
-        home: Arc<dyn Home>,
+    /// Attaches to a launched program until the program ends or `shutdown` ends it. Requests and
+    /// notifications of the server go to `handler`.
+    pub fn attach(
+        launched: LaunchedProgram,
+        label: ProcessLabel,
+        handler: Arc<dyn MessageHandler>,
         metrics: Metrics,
         shutdown: &Arc<Shutdown>,
     ) -> Arc<Self> {
-        let Launched {
+        let LaunchedProgram {
             input,
             output,
             errors,
-            life,
+            handle: life,
         } = launched;
-        let (lines, waiting) = mpsc::channel(MOST_WAITING);
-        let (tell, over) = watch::channel(None);
+        let (lines, queued) = mpsc::channel(MAX_QUEUED_LINES);
+        let (end_sender, end) = watch::channel(None);
         let process = Arc::new(Self {
             label: label.clone(),
             input: lines,
             calls: Mutex::default(),
             stop: CancellationToken::new(),
-            over,
+            end,
         });
         let counted = metrics.count_process(&label.tool, label.runtime);
         let signals = InputSignals::default();
-        tokio::spawn(write(input, waiting, label.tool.clone(), signals.clone()));
-        tokio::spawn(log_talk(errors, label.tool.clone()));
-        let reading = tokio::spawn(read(output, Arc::clone(&process), home, metrics));
-        let kept = Arc::clone(&process);
+        tokio::spawn(write(input, queued, label.tool.clone(), signals.clone()));
+        tokio::spawn(log_stderr(errors, label.tool.clone()));
+        let reading = tokio::spawn(read(output, Arc::clone(&process), handler, metrics));
+        let supervised = Arc::clone(&process);
         let (shutdown, held) = (Arc::clone(shutdown), shutdown.hold());
         tokio::spawn(async move {
-            let code = live(life, reading, &kept, &signals, &shutdown).await;
-            kept.finish();
+            let code = supervise(life, reading, &supervised, &signals, &shutdown).await;
+            supervised.finish();
             counted.exited(code);
-            tracing::debug!(tool = %label.tool, ?code, "a tool's process ended");
-            tell.send_replace(Some(Gone { code }));
+            tracing::debug!(tool = %label.tool, ?code, "mcp tool process ended");
+            end_sender.send_replace(Some(ProcessEnded { code }));
             drop(held);
         });
         process
     }
 
-    /// What it is called.
-    pub fn label(&self) -> &Label {
+    /// Tool name and runtime.
+    pub fn label(&self) -> &ProcessLabel {
         &self.label
     }
 
-    /// A place for an answer, under an id of its own, before anything is sent.
-    pub fn reserve(self: &Arc<Self>) -> Call {
+    /// Registers a new call under a unique id, before its request is sent.
+    pub fn reserve(self: &Arc<Self>) -> PendingCall {
         let (sender, answer) = oneshot::channel();
         let mut calls = self.calls();
         calls.last += 1;
         let id = calls.last;
-        if !calls.over {
+        if !calls.ended {
             calls.open.insert(id, sender);
         }
         drop(calls);
-        Call {
+        PendingCall {
             process: Arc::clone(self),
             id,
             answer,
         }
     }
 
-    /// Sends a message. Returns when it was written; for a server that is busy it stays queued,
-    /// and is written later.
+    /// Sends a message. Returns when the message was written, or after two seconds while it is
+    /// still queued.
     pub async fn send(&self, text: &str) -> Result<(), SendError> {
         let (written, outcome) = oneshot::channel();
         let line = Line {
@@ -210,38 +211,38 @@ impl Process {
         if self.input.send(line).await.is_err() {
             return Err(self.ended().await.into());
         }
-        match tokio::time::timeout(WRITE_WAIT, outcome).await {
+        match tokio::time::timeout(WRITE_TIMEOUT, outcome).await {
             Ok(Ok(Ok(()))) => Ok(()),
             Ok(Ok(Err(error))) => Err(SendError::Write(error.to_string())),
             Ok(Err(_)) => Err(self.ended().await.into()),
-            // If it is never written, the process ends, and every open call with it.
+            // If the write fails later, the process ends, and every open call with it.
             Err(_) => Ok(()),
         }
     }
 
-    /// Sends a message that is nothing to anybody once the server is gone.
-    pub async fn offer(&self, text: &str) {
+    /// Sends a message and ignores a failure, for messages that are useless once the server ended.
+    pub async fn send_best_effort(&self, text: &str) {
         if let Err(error) = self.send(text).await {
-            tracing::debug!(tool = %self.label.tool, %error, "a message was not sent");
+            tracing::debug!(tool = %self.label.tool, %error, "mcp message to tool not sent");
         }
     }
 
-    /// Begins to end it.
+    /// Starts to end the process; does not wait.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Whether it can still be asked.
+    /// Whether the process still accepts calls.
     pub fn is_alive(&self) -> bool {
-        !self.stop.is_cancelled() && !self.calls().over && self.over.borrow().is_none()
+        !self.stop.is_cancelled() && !self.calls().ended && self.end.borrow().is_none()
     }
 
-    /// Waits for its end.
-    pub async fn ended(&self) -> Gone {
-        let mut over = self.over.clone();
-        let found = over.wait_for(Option::is_some).await;
-        found.map_or(Gone { code: None }, |gone| {
-            gone.unwrap_or(Gone { code: None })
+    /// Waits for the end of the process.
+    pub async fn ended(&self) -> ProcessEnded {
+        let mut end = self.end.clone();
+        let found = end.wait_for(Option::is_some).await;
+        found.map_or(ProcessEnded { code: None }, |ended| {
+            ended.unwrap_or(ProcessEnded { code: None })
         })
     }
 
@@ -249,42 +250,42 @@ impl Process {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody answers any more: those who wait hear it by their channel's end.
+    /// Ends every open call by closing its channel.
     fn finish(&self) {
         let mut calls = self.calls();
-        calls.over = true;
+        calls.ended = true;
         calls.open.clear();
     }
 
-    /// Hands an answer to who waits for it. `false` when nobody does.
-    fn settle(&self, message: Message) -> bool {
+    /// Passes an answer to its pending call. `false` if no call is pending under its id.
+    fn complete_call(&self, message: RpcMessage) -> bool {
         let id = message.id().and_then(|id| id.parse::<u64>().ok());
-        let waiting = id.and_then(|id| self.calls().open.remove(&id));
-        waiting.is_some_and(|waiting| waiting.send(message).is_ok())
+        let pending = id.and_then(|id| self.calls().open.remove(&id));
+        pending.is_some_and(|pending| pending.send(message).is_ok())
     }
 }
 
-/// Signals between the writer of a server's input and the task that sees the server to its end.
+/// Signals between the writer of a server's input and the task that supervises the process.
 #[derive(Clone, Debug, Default)]
 struct InputSignals {
-    /// Nothing more is written: the input is closed.
+    /// The input is to be closed after the queued lines.
     close: CancellationToken,
     /// A write failed.
     broken: CancellationToken,
 }
 
-/// Sees a program to its end.
-async fn live(
-    mut life: Box<dyn Life>,
+/// Waits for the end of a program, or ends it.
+async fn supervise(
+    mut life: Box<dyn ProgramHandle>,
     mut reading: tokio::task::JoinHandle<()>,
     process: &Process,
     signals: &InputSignals,
     shutdown: &Shutdown,
-) -> Exit {
+) -> ProgramExit {
     tokio::select! {
         code = life.ended() => {
-            // Its last words may still be in the pipe.
-            if tokio::time::timeout(LAST_WORDS, &mut reading).await.is_err() {
+            // Its last output may still be in the pipe.
+            if tokio::time::timeout(OUTPUT_DRAIN_TIMEOUT, &mut reading).await.is_err() {
                 reading.abort();
             }
             signals.close.cancel();
@@ -306,8 +307,12 @@ async fn live(
     code
 }
 
-/// Ends a program at the gate's stop: SIGTERM at once, SIGKILL at `kill_at`.
-async fn terminate(life: &mut dyn Life, label: &Label, kill_at: Instant) -> Exit {
+/// Ends a program when the gate stops: SIGTERM at once, SIGKILL at `kill_at`.
+async fn terminate(
+    life: &mut dyn ProgramHandle,
+    label: &ProcessLabel,
+    kill_at: Instant,
+) -> ProgramExit {
     life.terminate();
     if let Ok(code) = tokio::time::timeout_at(kill_at, life.ended()).await {
         return code;
@@ -318,7 +323,7 @@ async fn terminate(life: &mut dyn Life, label: &Label, kill_at: Instant) -> Exit
 
 async fn write(
     mut input: Pin<Box<dyn AsyncWrite + Send>>,
-    mut waiting: mpsc::Receiver<Line>,
+    mut queued: mpsc::Receiver<Line>,
     tool: Arc<str>,
     signals: InputSignals,
 ) {
@@ -326,7 +331,7 @@ async fn write(
         loop {
             let line = tokio::select! {
                 biased;
-                line = waiting.recv() => line,
+                line = queued.recv() => line,
                 () = signals.close.cancelled() => None,
             };
             let Some(Line { bytes, written }) = line else {
@@ -345,7 +350,7 @@ async fn write(
                 }
             }
             let failed = outcome.is_err();
-            // The sender may have given up waiting.
+            // The sender may have stopped waiting.
             drop(written.send(outcome));
             if failed {
                 signals.broken.cancel();
@@ -353,84 +358,87 @@ async fn write(
             }
         }
     };
-    // What was sent before the end may be why it ends, as a cancellation is.
-    let farewell = async {
+    // Lines that were queued before the end are still written: one of them may be a cancellation.
+    let drain_timeout = async {
         signals.close.cancelled().await;
-        tokio::time::sleep(FAREWELL).await;
+        tokio::time::sleep(INPUT_DRAIN_TIMEOUT).await;
     };
     tokio::select! {
-        () = farewell => {}
+        () = drain_timeout => {}
         () = work => {}
     }
-    // Dropping the input closes it, which is how a server learns that it is over.
+    // Dropping the input closes the pipe, which signals the end to the server.
 }
 
 async fn read(
     output: Pin<Box<dyn AsyncRead + Send>>,
     process: Arc<Process>,
-    home: Arc<dyn Home>,
+    handler: Arc<dyn MessageHandler>,
     metrics: Metrics,
 ) {
     let mut output = BufReader::with_capacity(64 * 1024, output);
     let junk = |why: &dyn std::fmt::Display| {
-        if metrics.junk(&process.label.tool).is_power_of_two() {
-            tracing::warn!(tool = %process.label.tool, %why, "a tool said something that is no message");
+        if metrics
+            .record_junk_line(&process.label.tool)
+            .is_power_of_two()
+        {
+            tracing::warn!(tool = %process.label.tool, %why, "mcp tool wrote a line that is not a message");
         }
     };
     loop {
-        let line = match next_line(&mut output, LONGEST).await {
+        let line = match next_line(&mut output, MAX_MESSAGE_BYTES).await {
             Ok(Some(ReadLine::Whole(line))) => line,
             Ok(Some(ReadLine::TooLong)) => {
-                junk(&"a line is too long");
+                junk(&"the line is too long");
                 continue;
             }
             Ok(None) => return,
             Err(error) => {
-                tracing::debug!(%error, "a tool's output broke");
+                tracing::debug!(%error, "mcp tool output failed to read");
                 return;
             }
         };
         if line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        match Message::read_bytes(line) {
-            Ok(message) if message.kind() == Kind::Response => {
-                if !process.settle(message) {
-                    tracing::debug!(tool = %process.label.tool, "nobody waits for an answer");
+        match RpcMessage::read_bytes(line) {
+            Ok(message) if message.kind() == RpcKind::Response => {
+                if !process.complete_call(message) {
+                    tracing::debug!(tool = %process.label.tool, "mcp tool answered a call that is not pending");
                 }
             }
-            Ok(message) => home.hear(message).await,
+            Ok(message) => handler.handle(message).await,
             Err(bad) => junk(&bad),
         }
     }
 }
 
-/// Writes a server's talk into the log: bounded in length, on one line each. How many there may
-/// be is the log's own limit, for each tool.
-async fn log_talk(errors: Pin<Box<dyn AsyncRead + Send>>, tool: Arc<str>) {
+/// Logs a server's stderr, one event for each line, with bounded length. The log itself limits the
+/// number of lines for each tool.
+async fn log_stderr(errors: Pin<Box<dyn AsyncRead + Send>>, tool: Arc<str>) {
     let mut errors = BufReader::new(errors);
-    while let Ok(Some(line)) = next_line(&mut errors, LONGEST_TALK).await {
+    while let Ok(Some(line)) = next_line(&mut errors, MAX_LOG_LINE_BYTES).await {
         match line {
             ReadLine::Whole(line) => {
                 let line = String::from_utf8_lossy(&line);
                 let line = line.trim_end().replace(char::is_control, " ");
-                tracing::info!(tool = %tool, line, "a tool says");
+                tracing::info!(tool = %tool, line, "mcp tool stderr");
             }
-            ReadLine::TooLong => tracing::info!(tool = %tool, "a tool says something long"),
+            ReadLine::TooLong => tracing::info!(tool = %tool, "mcp tool stderr line too long"),
         }
     }
 }
 
 enum ReadLine {
     Whole(Vec<u8>),
-    /// It was, and is gone.
+    /// The line exceeded the limit and was discarded.
     TooLong,
 }
 
-/// The next line, without its end. A last line without an end counts.
+/// The next line without its line end. The last line may lack a line end.
 async fn next_line(
     from: &mut (impl AsyncBufRead + Unpin),
-    longest: usize,
+    max_bytes: usize,
 ) -> io::Result<Option<ReadLine>> {
     let mut line = Vec::new();
     let mut too_long = false;
@@ -445,7 +453,7 @@ async fn next_line(
         }
         let end = memchr::memchr(b'\n', piece);
         let taken = end.unwrap_or(piece.len());
-        if line.len() + taken > longest {
+        if line.len() + taken > max_bytes {
             too_long = true;
             line = Vec::new();
         }
@@ -469,39 +477,39 @@ mod tests {
 
     use super::*;
 
-    fn said(lines: &[&str]) -> mpsc::Receiver<Line> {
-        let (sender, waiting) = mpsc::channel(MOST_WAITING);
+    fn queue(lines: &[&str]) -> mpsc::Receiver<Line> {
+        let (sender, queued) = mpsc::channel(MAX_QUEUED_LINES);
         for line in lines {
             let (written, _) = oneshot::channel();
             let bytes = rpc::line(line);
             sender.try_send(Line { bytes, written }).unwrap();
         }
-        // Never closed: that is not what ends the writer here.
+        // The queue stays open: closing it would end the writer.
         std::mem::forget(sender);
-        waiting
+        queued
     }
 
     #[tokio::test]
-    async fn what_was_sent_before_the_end_is_written() {
+    async fn writer_writes_queued_lines_before_closing_the_input() {
         for _ in 0..50 {
             let (input, mut server) = tokio::io::duplex(1024);
             let signals = InputSignals::default();
             signals.close.cancel();
-            write(Box::pin(input), said(&["a", "b"]), "t".into(), signals).await;
-            let mut heard = String::new();
-            server.read_to_string(&mut heard).await.unwrap();
-            assert_eq!(heard, "a\nb\n");
+            write(Box::pin(input), queue(&["a", "b"]), "t".into(), signals).await;
+            let mut received = String::new();
+            server.read_to_string(&mut received).await.unwrap();
+            assert_eq!(received, "a\nb\n");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_does_not_read_is_not_waited_for() {
+    async fn writer_gives_up_on_a_server_that_does_not_read() {
         let (input, _server) = tokio::io::duplex(1);
         let signals = InputSignals::default();
         signals.close.cancel();
         let begun = Instant::now();
-        let lines = said(&["more than fits"]);
+        let lines = queue(&["more than fits"]);
         write(Box::pin(input), lines, "t".into(), signals).await;
-        assert_eq!(begun.elapsed(), FAREWELL);
+        assert_eq!(begun.elapsed(), INPUT_DRAIN_TIMEOUT);
     }
 }

@@ -1,64 +1,65 @@
-//! Redaction of a message, also of one that is wrapped in another.
+//! Applies the redactions of a policy to a message, also to a call that is wrapped in another call.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use policy::redaction::{BadRedaction, Pattern, Redaction};
-use policy::splice::{self, NoJson};
+use policy::splice::{self, InvalidJson};
 use serde_json::Value;
 
-/// Expressions that are kept compiled.
-const MOST_PATTERNS: usize = 256;
+/// Maximum number of cached compiled expressions.
+const MAX_PATTERNS: usize = 256;
 
-/// A message of more bytes is changed where it keeps nobody waiting.
-const LARGE: usize = 16 * 1024;
+/// A message with more bytes is redacted on a blocking thread.
+const LARGE_MESSAGE_BYTES: usize = 16 * 1024;
 
-/// How the arguments of a wrapped call are written.
+/// Encoding of the arguments of a wrapped call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// As an object.
+    /// A JSON object.
     Plain,
-    /// As a text that holds JSON.
+    /// A string that contains JSON.
     Text,
 }
 
-/// Expressions, each compiled once. Cloning is cheap.
+/// Cache of compiled regular expressions. Cloning shares the cache.
 #[derive(Clone, Debug, Default)]
-pub struct Patterns(Arc<Mutex<HashMap<String, Option<Pattern>>>>);
+pub struct PatternCache(Arc<Mutex<HashMap<String, Option<Pattern>>>>);
 
-impl Patterns {
-    /// The expression `text`; nothing where it is none.
+impl PatternCache {
+    /// Compiles the expression `text`; none if it is invalid.
     pub fn compile(&self, text: &str) -> Option<Pattern> {
-        let known = |patterns: &Self| {
-            let known = patterns.0.lock().unwrap_or_else(PoisonError::into_inner);
-            known.get(text).cloned()
+        let cached = |patterns: &Self| {
+            let cache = patterns.0.lock().unwrap_or_else(PoisonError::into_inner);
+            cache.get(text).cloned()
         };
-        if let Some(known) = known(self) {
-            return known;
+        if let Some(cached) = cached(self) {
+            return cached;
         }
-        let made = Pattern::compile(text);
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // A policy that makes up expressions must not make us keep them all.
-        if known.len() >= MOST_PATTERNS {
-            known.clear();
+        let compiled = Pattern::compile(text);
+        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Bounds the cache for policies that generate expressions.
+        if cache.len() >= MAX_PATTERNS {
+            cache.clear();
         }
-        known.insert(text.to_owned(), made.clone());
-        made
+        cache.insert(text.to_owned(), compiled.clone());
+        compiled
     }
 }
 
-/// `text`, wrapped so, as a policy's `outputs` want it; nothing where `text` is so already.
+/// Applies a policy's `outputs` to `text`, which is wrapped as `wrappings` describe. None if the
+/// text does not change.
 pub(crate) async fn apply(
-    patterns: &Patterns,
+    patterns: &PatternCache,
     outputs: Value,
     text: &str,
     wrappings: &[Wrapping],
 ) -> Result<Option<String>, BadRedaction> {
-    let large = text.len() > LARGE;
+    let large = text.len() > LARGE_MESSAGE_BYTES;
     let (patterns, text, wrappings) = (patterns.clone(), text.to_owned(), wrappings.to_vec());
     let work = move || {
         let redaction = Redaction::read(&outputs, |text| patterns.compile(text))?;
-        unwrapped(&redaction, &text, &wrappings)
+        redact_wrapped(&redaction, &text, &wrappings)
     };
     if !large {
         return work();
@@ -67,9 +68,9 @@ pub(crate) async fn apply(
     worked.unwrap_or_else(|error| Err(BadRedaction::Shape(error.to_string())))
 }
 
-/// Changes the innermost call as the policy wants it, which saw only that, and searches what
-/// is wrapped around it.
-fn unwrapped(
+/// Redacts the innermost call, which is the only part that the policy received. The wrapping text
+/// is searched for the redaction's patterns.
+fn redact_wrapped(
     redaction: &Redaction,
     text: &str,
     wrappings: &[Wrapping],
@@ -77,17 +78,17 @@ fn unwrapped(
     let Some((wrapping, inner)) = wrappings.split_first() else {
         return redaction.apply(text);
     };
-    let wrapped = splice::find(text, &["arguments"])?.ok_or(NoJson)?;
+    let wrapped = splice::find(text, &["arguments"])?.ok_or(InvalidJson)?;
     let plain = match wrapping {
         Wrapping::Plain => wrapped.to_owned(),
         Wrapping::Text => {
-            let arguments = splice::find(wrapped, &["arguments"])?.ok_or(NoJson)?;
-            let arguments: String = serde_json::from_str(arguments).map_err(|_| NoJson)?;
+            let arguments = splice::find(wrapped, &["arguments"])?.ok_or(InvalidJson)?;
+            let arguments: String = serde_json::from_str(arguments).map_err(|_| InvalidJson)?;
             splice::set(wrapped, &["arguments"], &arguments)?
         }
     };
-    let changed = unwrapped(redaction, &plain, inner)?;
-    let around = redaction.search(&splice::set(text, &["arguments"], "null")?)?;
+    let changed = redact_wrapped(redaction, &plain, inner)?;
+    let around = redaction.apply_rules(&splice::set(text, &["arguments"], "null")?)?;
     if changed.is_none() && around.is_none() {
         return Ok(None);
     }

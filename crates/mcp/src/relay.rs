@@ -1,5 +1,5 @@
-//! What every call passes, whichever way it came: lists, fingerprints, policy, and on the
-//! way back policy again.
+//! Relay: decides every call by tool lists, fingerprints and policies, and decides its answer by
+//! policies, for all transports.
 
 mod contexts;
 
@@ -15,19 +15,19 @@ use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::context::{CORRELATION, Execution, PolicyDecision};
-use crate::governance::{Asked, Governance, Moment, Ruling, new_request};
+use crate::governance::{Governance, GovernedMessage, Moment, Ruling, new_request};
 use crate::hold_terms::{CallApprovals, HoldTerms};
-use crate::metrics::Status;
-use crate::process::Gone;
-use crate::rpc::{self, Fields, Message, code};
-use crate::tools::Served;
+use crate::metrics::CallStatus;
+use crate::process::ProcessEnded;
+use crate::rpc::{self, Fields, RpcMessage, code};
+use crate::tools::StdioServer;
 use crate::trace::{self, TRACEPARENT};
 
-/// Methods that only arrange how both sides talk. Whatever else a client asks is judged:
-/// also a method that nobody here has heard of.
-const ARRANGING: [&str; 9] = [
+/// Protocol methods that pass without a policy decision. Policies decide about all other methods,
+/// including unknown ones.
+const UNDECIDED_METHODS: [&str; 9] = [
     "initialize",
     "logging/setLevel",
     "ping",
@@ -39,48 +39,48 @@ const ARRANGING: [&str; 9] = [
     "tools/list",
 ];
 
-/// The exit code of a process whose code is not known.
-const UNKNOWN_EXIT: i32 = -1;
+/// Recorded if the exit code of a process is unknown.
+const UNKNOWN_EXIT_CODE: i32 = -1;
 
-/// A call that may be made.
+/// A call that policies have permitted.
 #[derive(Debug)]
-pub struct Permitted {
-    /// Its name in the audit log.
+pub struct PermittedCall {
+    /// The request id in the audit log.
     pub request: RequestId,
-    /// The method.
+    /// The JSON-RPC method.
     pub method: String,
-    /// What is sent.
-    pub message: Message,
+    /// The message to send, including changes by policies.
+    pub message: RpcMessage,
     begun: Instant,
-    /// The decision that allowed the call; none for a method that is not judged.
+    /// The decision that allowed the call; none for [`UNDECIDED_METHODS`].
     decision: Option<PolicyDecision>,
-    /// What an operator approved of it, and of the calls that it continues.
+    /// The operator's approvals of the call and of the calls that it continues.
     approvals: CallApprovals,
-    /// What is remembered of it for an after hook, by this name.
+    /// Id of the stored context for the after hook.
     context: Option<String>,
-    /// Whether the bridge made that entry; otherwise a before hook did.
+    /// Whether the bridge created the context; otherwise a before hook did.
     is_own_context: bool,
-    /// Lasts as long as the call.
+    /// The tracing span of the call.
     span: Span,
 }
 
-impl Permitted {
-    /// What an operator approved of the call, and of those that it continues.
+impl PermittedCall {
+    /// The operator's approvals of the call and of the calls that it continues.
     pub fn approvals(&self) -> &CallApprovals {
         &self.approvals
     }
 }
 
-/// Sees calls through.
+/// Decides calls and delivers their answers.
 #[derive(Clone, Debug)]
 pub struct Relay {
-    /// Who decides.
+    /// Evaluates the policies.
     pub governance: Governance,
-    /// Whether results carry the key by which an after hook finds its call.
-    pub stamps: GatewayHookProbe,
+    /// If a gateway calls the hooks, results carry the id by which an after hook finds its call.
+    pub gateway_hooks: GatewayHookProbe,
 }
 
-/// Whether a gateway's hooks are heard at the moment.
+/// Returns whether a gateway currently calls the hooks.
 #[derive(Clone)]
 pub struct GatewayHookProbe(pub Arc<dyn Fn() -> bool + Send + Sync>);
 
@@ -93,19 +93,19 @@ impl std::fmt::Debug for GatewayHookProbe {
 }
 
 impl Relay {
-    /// Whether `caller` may ask this of `served`. A refusal is the answer to give. Where a policy
-    /// leaves that to the operator, the call waits on `terms`.
+    /// Decides whether `caller` may send `message` to `served`. The error is the refusal to answer
+    /// with. If a policy asks the operator, the call waits on `terms`.
     pub async fn permit(
         &self,
-        served: &Served,
-        caller: &Caller,
-        message: Message,
+        served: &StdioServer,
+        caller: &McpCaller,
+        message: RpcMessage,
         headers: &CallHeaders,
         terms: &HoldTerms<'_>,
-    ) -> Result<Permitted, String> {
+    ) -> Result<PermittedCall, String> {
         let method = message.method().unwrap_or_default().to_owned();
-        if ARRANGING.contains(&method.as_str()) {
-            return Ok(Permitted {
+        if UNDECIDED_METHODS.contains(&method.as_str()) {
+            return Ok(PermittedCall {
                 request: new_request(),
                 method,
                 message,
@@ -122,13 +122,17 @@ impl Relay {
         let known = found.as_ref().ok().and_then(Option::as_ref);
         let request = known.and_then(|known| known.request);
         let request = request.unwrap_or_else(new_request);
-        let begun_in = known.and_then(|known| known.trace.as_deref());
-        let said = message.param_text(&["_meta", TRACEPARENT]);
-        let parent = headers.parent.as_deref().or(begun_in).or(said.as_deref());
+        let hook_trace = known.and_then(|known| known.trace.as_deref());
+        let client_trace = message.param_text(&["_meta", TRACEPARENT]);
+        let parent = headers
+            .parent
+            .as_deref()
+            .or(hook_trace)
+            .or(client_trace.as_deref());
         let span =
             tracing::info_span!("mcp.call", tool = %served.name(), method, request = %request);
         trace::continue_from(&span, parent);
-        let asked = Asked {
+        let asked = GovernedMessage {
             moment: Moment::Before,
             request,
             caller,
@@ -142,18 +146,19 @@ impl Relay {
         };
         let id = message.id().unwrap_or("null");
         if let Err(expired) = &found {
-            let denial = Denial::new(Reason::Internal, "mcp:context").saying(expired.to_string());
-            self.governance.refused(&asked, &denial).await;
+            let denial =
+                Denial::new(Reason::Internal, "mcp:context").with_message(expired.to_string());
+            self.governance.record_refused(&asked, &denial).await;
             return Err(refusal(id, &method, request, &denial));
         }
-        // The policies are asked again below, but a reload may have changed them, and what the
-        // before hook refused stays refused.
+        // A call that the before hook refused stays refused, although the policies decide again
+        // below and a reload may have changed them.
         let stored = known.and_then(|known| known.decision.as_deref());
         let stored = stored.and_then(|decision| Some((decision, decision.denial.as_ref()?)));
-        let name = match (method.as_str(), only_name(&message)) {
+        let name = match (method.as_str(), unique_tool_name(&message)) {
             ("tools/call", None) if stored.is_none() => {
-                let text = "params.name is missing, no text, or there twice";
-                return Err(Message::failure(id, code::PARAMS, text, None));
+                let text = "params.name is missing, not a string, or not unique";
+                return Err(RpcMessage::failure(id, code::INVALID_PARAMS, text, None));
             }
             ("tools/call", name) => name,
             _ => None,
@@ -161,51 +166,53 @@ impl Relay {
         let governance = &self.governance;
         let decide_head = || {
             let name = name.as_deref();
-            let tool = name.map_or(Ok(()), |name| served.judge(name, caller));
-            governance.decide_head(stored.map(|(_, denial)| denial), tool)
+            let tool = name.map_or(Ok(()), |name| served.check_tool(name, caller));
+            governance.decide_without_bundles(stored.map(|(_, denial)| denial), tool)
         };
         if let Err((denial, check)) = decide_head() {
             match stored {
                 Some((decision, _)) if check == Check::StoredDecision => {
-                    governance.refused_by(&asked, decision, &denial).await;
+                    governance
+                        .record_refused_by_stored_decision(&asked, decision, &denial)
+                        .await;
                 }
-                _ => governance.refused(&asked, &denial).await,
+                _ => governance.record_refused(&asked, &denial).await,
             }
             return Err(refusal(id, &method, request, &denial));
         }
-        // An approval at the hook counts for one call.
+        // An approval at the hook is valid for one call.
         let hooked = known.filter(|known| !known.approvals.is_empty());
         let hooked = hooked.map(|known| governance.contexts().take_approvals(&known.id));
-        // Definitions of tools may change while a call waits.
+        // Tool definitions may change while a call waits for the operator.
         let head = || decide_head().map_err(|(denial, _)| denial);
         let terms = HoldTerms {
-            head: Some(&head),
+            recheck: Some(&head),
             hooked: hooked.as_ref(),
             ..*terms
         };
-        let judged = governance.evaluate(&asked, &terms).instrument(span.clone());
-        let judged = judged.await;
-        let decision = judged.decision();
-        let mut approvals = judged.approvals;
+        let evaluation = governance.evaluate(&asked, &terms).instrument(span.clone());
+        let evaluation = evaluation.await;
+        let decision = evaluation.decision();
+        let mut approvals = evaluation.approvals;
         if let Some(earlier) = terms.continued {
             approvals.extend(earlier);
         }
-        let message = match judged.ruling {
+        let message = match evaluation.ruling {
             Ruling::Pass => message,
-            Ruling::Modify(params) => match Message::read(message.with_params(params.get())) {
+            Ruling::Modify(params) => match RpcMessage::read(message.with_params(params.get())) {
                 Ok(message) => message,
                 Err(bad) => {
-                    let text = format!("a policy's change cannot be sent: {bad}");
-                    return Err(Message::failure(id, code::INTERNAL, &text, None));
+                    let text = format!("a policy changed the call into an invalid message: {bad}");
+                    return Err(RpcMessage::failure(id, code::INTERNAL_ERROR, &text, None));
                 }
             },
             Ruling::Block(denial) => return Err(refusal(id, &method, request, &denial)),
         };
-        let own = trace::name_of(&span);
-        let message = told_trace(message, own.as_deref().or(parent));
+        let own = trace::traceparent_of(&span);
+        let message = with_traceparent(message, own.as_deref().or(parent));
         let context = known.map(|known| known.id.to_string());
         let is_own_context = context.is_none();
-        let mut permitted = Permitted {
+        let mut permitted = PermittedCall {
             request,
             method,
             message,
@@ -217,19 +224,19 @@ impl Relay {
             span,
         };
         if is_own_context {
-            permitted.context = self.remember(served, caller, &permitted);
+            permitted.context = self.store_context(served, caller, &permitted);
         }
         Ok(permitted)
     }
 
-    /// What `caller` may hear of the answer, under the id that it gave its request. Where a
-    /// policy leaves that to the operator, the answer waits on `terms`.
+    /// Decides about the answer. Returns the message for `caller`, with the id of its request. If a
+    /// policy asks the operator, the answer waits on `terms`.
     pub async fn deliver(
         &self,
-        served: &Served,
-        caller: &Caller,
-        permitted: &Permitted,
-        answer: Result<Message, Gone>,
+        served: &StdioServer,
+        caller: &McpCaller,
+        permitted: &PermittedCall,
+        answer: Result<RpcMessage, ProcessEnded>,
         terms: &HoldTerms<'_>,
     ) -> String {
         let (id, method) = (
@@ -244,27 +251,27 @@ impl Relay {
         };
         let answer = match answer {
             Ok(answer) => answer,
-            Err(gone) => {
-                self.count(served, permitted, Status::Error);
-                execution.exit_code = gone.code.unwrap_or(UNKNOWN_EXIT);
+            Err(ended) => {
+                self.count(served, permitted, CallStatus::Error);
+                execution.exit_code = ended.code.unwrap_or(UNKNOWN_EXIT_CODE);
                 self.store_execution(served, caller, permitted, execution);
-                return Message::failure(id, code::GONE, &gone.to_string(), None);
+                return RpcMessage::failure(id, code::SERVER_ENDED, &ended.to_string(), None);
             }
         };
         let status = match answer.error() {
-            Some(_) => Status::Error,
-            None => Status::Success,
+            Some(_) => CallStatus::Error,
+            None => CallStatus::Success,
         };
         self.count(served, permitted, status);
         execution.failed = answer.error().is_some();
         self.store_execution(served, caller, permitted, execution);
         if method == "tools/list" {
-            return readdressed(served.listed(answer, caller), id);
+            return with_answer_id(served.filter_tools(answer, caller), id);
         }
-        if ARRANGING.contains(&method) {
+        if UNDECIDED_METHODS.contains(&method) {
             return answer.with_id(id);
         }
-        let asked = Asked {
+        let asked = GovernedMessage {
             moment: Moment::After,
             request: permitted.request,
             caller,
@@ -276,35 +283,35 @@ impl Relay {
             before: permitted.decision.as_ref(),
             execution: Some(&execution),
         };
-        let judged = self
+        let ruling = self
             .governance
-            .judge(&asked, terms)
+            .decide(&asked, terms)
             .instrument(permitted.span.clone());
-        let answer = match judged.await {
+        let answer = match ruling.await {
             Ruling::Pass => answer.with_id(id),
             Ruling::Modify(new) if answer.result().is_some() => {
-                readdressed(answer.with_result(new.get()), id)
+                with_answer_id(answer.with_result(new.get()), id)
             }
-            Ruling::Modify(new) => readdressed(answer.with_error(new.get()), id),
+            Ruling::Modify(new) => with_answer_id(answer.with_error(new.get()), id),
             Ruling::Block(denial) => refusal(id, method, permitted.request, &denial),
         };
-        if is_call && (self.stamps.0)() {
-            stamped(answer, permitted.request)
+        if is_call && (self.gateway_hooks.0)() {
+            with_correlation_id(answer, permitted.request)
         } else {
             answer
         }
     }
 
-    /// Whether a server may ask this of `caller`. Where a policy leaves that to the operator, the
-    /// question waits on `terms`.
+    /// Decides whether a server may send the request `question` to `caller`. If a policy asks the
+    /// operator, the question waits on `terms`.
     pub async fn permit_question(
         &self,
-        served: &Served,
-        caller: &Caller,
-        question: Message,
+        served: &StdioServer,
+        caller: &McpCaller,
+        question: RpcMessage,
         terms: &HoldTerms<'_>,
-    ) -> Result<Message, Denial> {
-        let asked = Asked {
+    ) -> Result<RpcMessage, Denial> {
+        let asked = GovernedMessage {
             moment: Moment::Elicitation,
             request: new_request(),
             caller,
@@ -316,42 +323,42 @@ impl Relay {
             before: None,
             execution: None,
         };
-        match self.governance.judge(&asked, terms).await {
+        match self.governance.decide(&asked, terms).await {
             Ruling::Pass => Ok(question),
             Ruling::Modify(params) => {
-                Message::read(question.with_params(params.get())).map_err(|bad| {
-                    Denial::new(Reason::RegoError, "mcp/elicitation").because(bad.to_string())
+                RpcMessage::read(question.with_params(params.get())).map_err(|bad| {
+                    Denial::new(Reason::RegoError, "mcp/elicitation").with_evidence(bad.to_string())
                 })
             }
             Ruling::Block(denial) => Err(denial),
         }
     }
 
-    /// Counts a call that ends without an answer of its server, and stores for the after hook
-    /// that it failed.
+    /// Counts a call that ends without an answer of its server, and stores the failure for the
+    /// after hook.
     pub fn note_unanswered(
         &self,
-        served: &Served,
-        caller: &Caller,
-        permitted: &Permitted,
-        status: Status,
+        served: &StdioServer,
+        caller: &McpCaller,
+        permitted: &PermittedCall,
+        status: CallStatus,
     ) {
         self.count(served, permitted, status);
         self.store_abandoned(served, caller, permitted);
     }
 
-    /// Counts the end of a tool's call; other requests are not counted.
-    fn count(&self, served: &Served, permitted: &Permitted, status: Status) {
+    /// Counts the end of a tool call; other requests are not counted.
+    fn count(&self, served: &StdioServer, permitted: &PermittedCall, status: CallStatus) {
         if permitted.method != "tools/call" {
             return;
         }
         let (metrics, runtime) = (self.governance.metrics(), served.config().runtime.kind);
         let took = permitted.begun.elapsed();
-        metrics.tool_executed(served.name(), runtime, status, took);
+        metrics.record_execution(served.name(), runtime, status, took);
     }
 }
 
-/// The answer that says no. An agent reads the result of a call, and seldom an error.
+/// The answer to a refused call. For `tools/call` it is a result: agents rarely read errors.
 pub fn refusal(id: &str, method: &str, request: RequestId, denial: &Denial) -> String {
     let about = json!({
         "reason": denial.reason.code(),
@@ -365,20 +372,21 @@ pub fn refusal(id: &str, method: &str, request: RequestId, denial: &Denial) -> S
             "isError": true,
             "_meta": {"palisade/refusal": about},
         });
-        return Message::answer(id, &result.to_string());
+        return RpcMessage::answer(id, &result.to_string());
     }
-    Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+    RpcMessage::failure(id, code::POLICY_REFUSED, &text, Some(&about.to_string()))
 }
 
-/// The answer to a server whose question nobody may hear.
+/// The error for a server whose request to the client was refused.
 pub fn refused_question(id: &str, denial: &Denial) -> String {
     let about = json!({"reason": denial.reason.code(), "rule": denial.rule.as_str()});
     let text = format!("Blocked by policy: {}", denial.message);
-    Message::failure(id, code::REFUSED, &text, Some(&about.to_string()))
+    RpcMessage::failure(id, code::POLICY_REFUSED, &text, Some(&about.to_string()))
 }
 
-/// The name of the tool that is called, where everybody reads the same.
-fn only_name(message: &Message) -> Option<String> {
+/// The name of the called tool; none if it is missing, not a string, or not unique. With two names,
+/// another parser might use the other one.
+fn unique_tool_name(message: &RpcMessage) -> Option<String> {
     let fields: Fields<'_> = serde_json::from_str(message.params()?).ok()?;
     let mut names = fields.0.iter().filter(|(key, _)| key == "name");
     let (_, name) = names.next()?;
@@ -388,30 +396,35 @@ fn only_name(message: &Message) -> Option<String> {
     }
 }
 
-/// The call with the name of its span, where the tool finds it.
-fn told_trace(message: Message, span: Option<&str>) -> Message {
+/// The call with the traceparent of its span in `_meta`, for the tool.
+fn with_traceparent(message: RpcMessage, span: Option<&str>) -> RpcMessage {
     let (Some(span), Some(params)) = (span, message.params()) else {
         return message;
     };
     let Some(params) = set_meta(params, TRACEPARENT, &rpc::quote(span)) else {
         return message;
     };
-    // What was a message is one with another object in its place.
-    Message::read(message.with_params(&params)).unwrap_or(message)
+    // Replacing the parameters by another object keeps the message valid.
+    RpcMessage::read(message.with_params(&params)).unwrap_or(message)
 }
 
-/// The same answer under another id.
-fn readdressed(answer: String, id: &str) -> String {
-    match Message::read(answer) {
+/// The answer with the client's id.
+fn with_answer_id(answer: String, id: &str) -> String {
+    match RpcMessage::read(answer) {
         Ok(answer) => answer.with_id(id),
-        Err(bad) => Message::failure(id, code::INTERNAL, &bad.to_string(), None),
+        Err(bad) => RpcMessage::failure(id, code::INTERNAL_ERROR, &bad.to_string(), None),
     }
 }
 
-/// Puts the request's name into a result, where an after hook finds it.
-fn stamped(answer: String, request: RequestId) -> String {
-    let Ok(answer) = Message::read(answer) else {
-        return Message::failure("null", code::INTERNAL, "the answer is no message", None);
+/// Puts the request id into the result, where the after hook finds it.
+fn with_correlation_id(answer: String, request: RequestId) -> String {
+    let Ok(answer) = RpcMessage::read(answer) else {
+        return RpcMessage::failure(
+            "null",
+            code::INTERNAL_ERROR,
+            "the answer is not a JSON-RPC message",
+            None,
+        );
     };
     let Some(result) = answer.result() else {
         return answer.into_text();
@@ -422,24 +435,23 @@ fn stamped(answer: String, request: RequestId) -> String {
     }
 }
 
-/// An object whose `_meta` says `value` under `key`, whatever it said before. Nothing for
-/// what is no object.
+/// Sets `_meta[key]` of a JSON object to `value`. None if `object` is not a JSON object.
 pub fn set_meta(object: &str, key: &str, value: &str) -> Option<String> {
     let whole = 0..object.len();
-    if let Some(place) = rpc::find(object, whole.clone(), &["_meta", key]) {
-        return Some(rpc::splice(object, place, value));
+    if let Some(range) = rpc::find(object, whole.clone(), &["_meta", key]) {
+        return Some(rpc::splice(object, range, value));
     }
     let entry = format!("{}:{value}", rpc::quote(key));
     match rpc::find(object, whole, &["_meta"]) {
-        Some(place) => {
-            let meta = object.get(place.clone())?;
-            Some(rpc::splice(object, place, &add_entry(meta, &entry)?))
+        Some(range) => {
+            let meta = object.get(range.clone())?;
+            Some(rpc::splice(object, range, &add_entry(meta, &entry)?))
         }
         None => add_entry(object, &format!(r#""_meta":{{{entry}}}"#)),
     }
 }
 
-/// An object with one more entry in front. Nothing for what is no object.
+/// Inserts an entry at the front of a JSON object. None if `object` is not a JSON object.
 pub fn add_entry(object: &str, entry: &str) -> Option<String> {
     let inner = object.strip_prefix('{')?;
     let comma = if inner.trim_start().starts_with('}') {
@@ -450,24 +462,24 @@ pub fn add_entry(object: &str, entry: &str) -> Option<String> {
     Some(format!("{{{entry}{comma}{inner}"))
 }
 
-/// A part of a message, as the judges take it. It was read as JSON before.
+/// A part of a message as raw JSON for the policies. It was parsed before.
 fn raw(part: Option<&str>) -> Option<&RawValue> {
     part.and_then(|part| serde_json::from_str(part).ok())
 }
 
-/// Bytes that nobody can guess.
+/// Cryptographically secure random bytes.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     if aws_lc_rs::rand::fill(&mut bytes).is_err() {
-        // The system's source does not fail once it has worked; without it nothing here
-        // can be kept apart.
-        tracing::error!("there is no randomness");
+        // The system's random source does not fail once it has worked. Without it, ids would be
+        // guessable.
+        tracing::error!("mcp random source failed");
         std::process::abort();
     }
     bytes
 }
 
-/// Bytes as text.
+/// Bytes as lower-case hexadecimal text.
 pub fn hex<const N: usize>(bytes: [u8; N]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,8 @@
 //! JSON-RPC messages, kept as they were written.
 //!
-//! A [`Message`] is its text and where in it the parts stand that a relay has to know. What
-//! passes is the text itself: fields nobody here knows, numbers of thirty digits and the
-//! order of keys are nobody's business (ADR 5).
+//! A [`RpcMessage`] is the text and the ranges of the parts that the relay uses. The relay forwards
+//! the text itself, so unknown fields, numbers of thirty digits and the order of keys are preserved
+//! (ADR 5).
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,76 +10,76 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-/// Codes of JSON-RPC and of the protocol revisions that this bridge speaks.
+/// Error codes of JSON-RPC and of the supported MCP revisions.
 pub mod code {
-    /// It is no JSON.
-    pub const PARSE: i64 = -32700;
-    /// It is no message.
-    pub const INVALID: i64 = -32600;
-    /// Nobody knows the method.
-    pub const NO_METHOD: i64 = -32601;
-    /// The parameters are wrong.
-    pub const PARAMS: i64 = -32602;
-    /// Something failed that the caller cannot help.
-    pub const INTERNAL: i64 = -32603;
-    /// The server ended, or took too long.
-    pub const GONE: i64 = -32001;
-    /// A policy refuses.
-    pub const REFUSED: i64 = -32003;
-    /// A header says something else than the body (2026-07-28).
+    /// The text is not JSON.
+    pub const PARSE_ERROR: i64 = -32700;
+    /// The JSON is not a valid JSON-RPC message.
+    pub const INVALID_REQUEST: i64 = -32600;
+    /// The method is unknown.
+    pub const METHOD_NOT_FOUND: i64 = -32601;
+    /// The parameters are invalid.
+    pub const INVALID_PARAMS: i64 = -32602;
+    /// An internal failure that the caller cannot fix.
+    pub const INTERNAL_ERROR: i64 = -32603;
+    /// The server ended, or the call timed out.
+    pub const SERVER_ENDED: i64 = -32001;
+    /// A policy refused the message.
+    pub const POLICY_REFUSED: i64 = -32003;
+    /// A header differs from the body (2026-07-28).
     pub const HEADER_MISMATCH: i64 = -32020;
     /// The client lacks a capability that the call needs (2026-07-28).
     pub const MISSING_CAPABILITY: i64 = -32021;
-    /// A protocol version that is not spoken here (2026-07-28).
-    pub const VERSION: i64 = -32022;
+    /// The protocol version is not supported (2026-07-28).
+    pub const UNSUPPORTED_VERSION: i64 = -32022;
 }
 
-/// The longest message: 16 MiB.
-pub const LONGEST: usize = 16 * 1024 * 1024;
+/// Maximum size of a message: 16 MiB.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
-/// The longest id that is carried, in bytes as written.
-const LONGEST_ID: usize = 512;
+/// Maximum size of an id, in bytes as written.
+const MAX_ID_BYTES: usize = 512;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Something that wants an answer.
+pub enum RpcKind {
+    /// A message with a method and an id, which expects a response.
     Request,
-    /// Something that does not.
+    /// A message with a method and no id.
     Notification,
-    /// An answer.
+    /// A message with a result or an error.
     Response,
 }
 
-/// Why a text is no message.
+/// Why a text is not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    /// It is no JSON.
-    #[error("it is no JSON: {0}")]
+    /// The text is not JSON.
+    #[error("the message is not valid JSON: {0}")]
     Json(String),
-    /// It is JSON, and no message.
-    #[error("it is no JSON-RPC message: {0}")]
+    /// The JSON is not a JSON-RPC message.
+    #[error("the JSON is not a JSON-RPC message: {0}")]
     Shape(&'static str),
-    /// There is too much of it.
-    #[error("it is longer than {LONGEST} bytes")]
+    /// The text is too long.
+    #[error("the message is longer than {MAX_MESSAGE_BYTES} bytes")]
     TooLong,
 }
 
 impl BadMessage {
-    /// The code to answer with.
+    /// The JSON-RPC error code.
     pub const fn code(&self) -> i64 {
         match self {
-            BadMessage::Json(_) => code::PARSE,
-            BadMessage::Shape(_) | BadMessage::TooLong => code::INVALID,
+            BadMessage::Json(_) => code::PARSE_ERROR,
+            BadMessage::Shape(_) | BadMessage::TooLong => code::INVALID_REQUEST,
         }
     }
 }
 
-/// One message, as it was written.
+/// One message as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct RpcMessage {
     text: String,
-    kind: Kind,
+    kind: RpcKind,
     method: Option<String>,
     id: Option<Range<usize>>,
     params: Option<Range<usize>>,
@@ -103,23 +103,23 @@ struct Envelope<'a> {
     error: Option<&'a RawValue>,
 }
 
-/// A `null` that is there is not the same as nothing.
+/// Distinguishes a field that is `null` from a missing one.
 fn present<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(deserializer).map(Some)
 }
 
-impl Message {
-    /// Reads one message. A key that stands there twice makes it none: two readers would
-    /// disagree about it.
+impl RpcMessage {
+    /// Parses one message. Duplicate keys are refused: different parsers would use different
+    /// values.
     pub fn read(text: String) -> Result<Self, BadMessage> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_MESSAGE_BYTES {
             return Err(BadMessage::TooLong);
         }
         let envelope: Envelope<'_> = serde_json::from_str(&text).map_err(|error| {
             if error.is_data() {
-                BadMessage::Shape("it is no object, or a part of it has the wrong type")
+                BadMessage::Shape("it is not an object, or a field has the wrong type")
             } else {
                 BadMessage::Json(error.to_string())
             }
@@ -127,29 +127,29 @@ impl Message {
         if envelope.jsonrpc.as_deref() != Some("2.0") {
             return Err(BadMessage::Shape("jsonrpc is not \"2.0\""));
         }
-        let place = |raw: Option<&RawValue>| raw.map(|raw| span(&text, raw.get()));
-        let (id, params) = (place(envelope.id), place(envelope.params));
-        let (result, error) = (place(envelope.result), place(envelope.error));
-        let answers = result.is_some() || error.is_some();
-        let kind = match (&envelope.method, answers, envelope.id) {
-            (Some(_), false, Some(id)) if is_id(id.get()) => Kind::Request,
+        let range = |raw: Option<&RawValue>| raw.map(|raw| span(&text, raw.get()));
+        let (id, params) = (range(envelope.id), range(envelope.params));
+        let (result, error) = (range(envelope.result), range(envelope.error));
+        let is_response = result.is_some() || error.is_some();
+        let kind = match (&envelope.method, is_response, envelope.id) {
+            (Some(_), false, Some(id)) if is_id(id.get()) => RpcKind::Request,
             (Some(_), false, Some(_)) => {
-                return Err(BadMessage::Shape("its id is no text and no whole number"));
+                return Err(BadMessage::Shape("the id is not a string or an integer"));
             }
-            (Some(_), false, None) => Kind::Notification,
-            (None, true, Some(id)) if is_id(id.get()) || id.get() == "null" => Kind::Response,
-            (None, true, _) => return Err(BadMessage::Shape("an answer needs an id")),
+            (Some(_), false, None) => RpcKind::Notification,
+            (None, true, Some(id)) if is_id(id.get()) || id.get() == "null" => RpcKind::Response,
+            (None, true, _) => return Err(BadMessage::Shape("a response needs an id")),
             (Some(_), true, _) => {
-                return Err(BadMessage::Shape("it is a question and an answer"));
+                return Err(BadMessage::Shape("it is both a request and a response"));
             }
-            (None, false, _) => return Err(BadMessage::Shape("it has no method and no result")),
+            (None, false, _) => return Err(BadMessage::Shape("it has no method, result or error")),
         };
         if result.is_some() && error.is_some() {
-            return Err(BadMessage::Shape("it has a result and an error"));
+            return Err(BadMessage::Shape("it has both a result and an error"));
         }
         let params_text = envelope.params.map(RawValue::get);
         if params_text.is_some_and(|raw| !raw.starts_with(['{', '['])) {
-            return Err(BadMessage::Shape("params is no object and no list"));
+            return Err(BadMessage::Shape("params is not an object or an array"));
         }
         let method = envelope.method.map(Cow::into_owned);
         Ok(Self {
@@ -163,14 +163,14 @@ impl Message {
         })
     }
 
-    /// Reads bytes.
+    /// Parses one message from bytes.
     pub fn read_bytes(bytes: Vec<u8>) -> Result<Self, BadMessage> {
-        let text =
-            String::from_utf8(bytes).map_err(|_| BadMessage::Json("it is no UTF-8".to_owned()))?;
+        let text = String::from_utf8(bytes)
+            .map_err(|_| BadMessage::Json("the text is not UTF-8".to_owned()))?;
         Self::read(text)
     }
 
-    /// A request of ours.
+    /// Writes a request.
     pub fn request(id: &str, method: &str, params: &str) -> String {
         format!(
             r#"{{"jsonrpc":"2.0","id":{id},"method":{},"params":{params}}}"#,
@@ -178,7 +178,7 @@ impl Message {
         )
     }
 
-    /// A notification of ours.
+    /// Writes a notification.
     pub fn notification(method: &str, params: &str) -> String {
         format!(
             r#"{{"jsonrpc":"2.0","method":{},"params":{params}}}"#,
@@ -186,12 +186,12 @@ impl Message {
         )
     }
 
-    /// An answer of ours.
+    /// Writes a response with a result.
     pub fn answer(id: &str, result: &str) -> String {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#)
     }
 
-    /// An answer of ours that says what went wrong.
+    /// Writes a response with an error.
     pub fn failure(id: &str, code: i64, message: &str, data: Option<&str>) -> String {
         let message = quote(message);
         match data {
@@ -204,18 +204,18 @@ impl Message {
         }
     }
 
-    /// As it was written.
+    /// The text as it was written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// As it was written.
+    /// The text as it was written.
     pub fn into_text(self) -> String {
         self.text
     }
 
-    /// What it is.
-    pub const fn kind(&self) -> Kind {
+    /// Request, notification or response.
+    pub const fn kind(&self) -> RpcKind {
         self.kind
     }
 
@@ -251,7 +251,7 @@ impl Message {
         self.text.get(found)
     }
 
-    /// The text of the value at `path` below the parameters, where it is a text.
+    /// The string at `path` below the parameters; none if the value is not a string.
     pub fn param_text(&self, path: &[&str]) -> Option<String> {
         serde_json::from_str(self.param(path)?).ok()
     }
@@ -262,8 +262,8 @@ impl Message {
         self.spliced(self.id.as_ref(), id)
     }
 
-    /// The same message with another value at `path` below the parameters, where there is
-    /// one.
+    /// The same message with another value at `path` below the parameters; unchanged if there is no
+    /// such value.
     #[must_use]
     pub fn with_param(&self, path: &[&str], value: &str) -> String {
         let params = self.params.clone();
@@ -277,7 +277,7 @@ impl Message {
         if self.params.is_some() {
             return self.spliced(self.params.as_ref(), params);
         }
-        // The last brace is the envelope's own.
+        // The last brace closes the message object.
         let end = self.text.rfind('}').unwrap_or(self.text.len());
         let (head, tail) = self.text.split_at(end);
         format!(r#"{head},"params":{params}{tail}"#)
@@ -295,21 +295,21 @@ impl Message {
         self.spliced(self.error.as_ref(), error)
     }
 
-    fn part(&self, place: Option<&Range<usize>>) -> Option<&str> {
-        self.text.get(place?.clone())
+    fn part(&self, range: Option<&Range<usize>>) -> Option<&str> {
+        self.text.get(range?.clone())
     }
 
-    fn spliced(&self, place: Option<&Range<usize>>, new: &str) -> String {
-        match place {
-            Some(place) => splice(&self.text, place.clone(), new),
+    fn spliced(&self, range: Option<&Range<usize>>, new: &str) -> String {
+        match range {
+            Some(range) => splice(&self.text, range.clone(), new),
             None => self.text.clone(),
         }
     }
 }
 
-/// `text` with `new` at `place`.
-pub fn splice(text: &str, place: Range<usize>, new: &str) -> String {
-    let (head, tail) = (text.get(..place.start), text.get(place.end..));
+/// Replaces `range` of `text` by `new`.
+pub fn splice(text: &str, range: Range<usize>, new: &str) -> String {
+    let (head, tail) = (text.get(..range.start), text.get(range.end..));
     let mut spliced = String::with_capacity(text.len() + new.len());
     spliced.push_str(head.unwrap_or_default());
     spliced.push_str(new);
@@ -317,20 +317,20 @@ pub fn splice(text: &str, place: Range<usize>, new: &str) -> String {
     spliced
 }
 
-/// Where the value at `path` stands, below the value at `within`.
+/// The range of the value at `path`, below the value at `within`.
 pub fn find(text: &str, within: Range<usize>, path: &[&str]) -> Option<Range<usize>> {
-    let mut place = within;
+    let mut range = within;
     for key in path {
-        let value = text.get(place.clone())?;
+        let value = text.get(range.clone())?;
         let fields: Fields<'_> = serde_json::from_str(value).ok()?;
         let (_, found) = fields.0.into_iter().find(|(name, _)| name == key)?;
         let inner = span(value, found.get());
-        place = place.start + inner.start..place.start + inner.end;
+        range = range.start + inner.start..range.start + inner.end;
     }
-    Some(place)
+    Some(range)
 }
 
-/// The fields of an object, in the order in which they are written.
+/// The fields of a JSON object in their original order, including duplicates.
 #[derive(Debug)]
 pub struct Fields<'a>(pub Vec<(Cow<'a, str>, &'a RawValue)>);
 
@@ -359,18 +359,18 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
     }
 }
 
-/// A key, borrowed where it has no escapes.
+/// A key, borrowed if it has no escapes.
 #[derive(Deserialize)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Writes a text as JSON.
+/// Writes a text as a JSON string.
 pub fn quote(text: &str) -> String {
-    // Texts always can be written.
+    // Serializing a string does not fail.
     serde_json::to_string(text).unwrap_or_else(|_| "\"\"".to_owned())
 }
 
-/// A message as one line. Line ends can only stand between tokens, where a space means the
-/// same: within a text JSON has them escaped.
+/// A message as one line. Unescaped line ends occur only between the tokens of JSON, where a space
+/// means the same.
 pub fn line(text: &str) -> Vec<u8> {
     let mut line = Vec::with_capacity(text.len() + 1);
     line.extend(text.bytes().map(|byte| match byte {
@@ -381,16 +381,19 @@ pub fn line(text: &str) -> Vec<u8> {
     line
 }
 
-/// Where `part`, which is borrowed from `text`, stands in it.
+/// The range of `part` in `text`, from which it is borrowed.
 fn span(text: &str, part: &str) -> Range<usize> {
     let start = (part.as_ptr() as usize).saturating_sub(text.as_ptr() as usize);
     start..start + part.len()
 }
 
-/// Texts and whole numbers. 2.0 counts as one for some and not for others.
+/// Whether an id is a string or an integer. `2.0` is refused: parsers disagree whether it is an
+/// integer.
 fn is_id(raw: &str) -> bool {
-    let whole = |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-    raw.len() <= LONGEST_ID && (raw.starts_with('"') || whole(raw.strip_prefix('-').unwrap_or(raw)))
+    let is_integer =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    raw.len() <= MAX_ID_BYTES
+        && (raw.starts_with('"') || is_integer(raw.strip_prefix('-').unwrap_or(raw)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! HTTP entry point: authenticates the caller and routes to hooks, bridge or health.
 //!
-//! [`answer`] is the whole list of what can be asked; read it top to bottom.
+//! [`answer`] lists all routes.
 
 mod admission;
 
@@ -19,41 +19,41 @@ use policy::id::SandboxId;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use crate::answer::{self, Broken, Content, Refusal};
+use crate::answer::{self, BodyStreamError, McpBody, RefusalResponse};
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::incoming::Incoming;
 use crate::interceptor::{self, Interceptor};
-use crate::room::Room;
-use crate::rpc::LONGEST;
-use crate::{modern, one_stream, streamable};
+use crate::request_body::LargeBodyLimit;
+use crate::rpc::MAX_MESSAGE_BYTES;
+use crate::{http_sse, sessionless, streamable};
 
-/// Which agent asks.
+/// Header with the name of the agent.
 const AGENT: HeaderName = HeaderName::from_static("x-agent-id");
 
-/// The longest name of an agent.
-const LONGEST_AGENT: usize = 128;
+/// Maximum length of an agent name, in bytes.
+const MAX_AGENT_BYTES: usize = 128;
 
-/// What a listener answers.
+/// Which endpoints a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoints {
-    /// The hooks of a gateway.
+    /// The hooks of an MCP gateway.
     pub hooks: bool,
-    /// Tools.
+    /// The tools (MCP servers).
     pub tools: bool,
 }
 
-/// What an operator asks of those who ask.
+/// How clients must authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthConfig {
-    /// The hash of the token; comparing hashes takes the same time whatever differs.
+    /// SHA-256 of the token: comparing hashes does not leak the token through timing.
     token: Option<[u8; 32]>,
     enforce_agent: bool,
 }
 
 impl AuthConfig {
-    /// From the settings.
+    /// Reads the settings.
     pub fn of(settings: &Settings) -> Self {
         let token = settings.server.auth_token.as_ref();
         let token = token.filter(|token| !token.is_empty());
@@ -69,39 +69,38 @@ impl AuthConfig {
     }
 }
 
-/// What one listener answers, and whom it admits. Never shared by listeners: what is open at
-/// one address says nothing about another.
+/// Endpoints and authentication of one listener. Every listener has its own rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerRules {
-    /// Where it listens, as it really is.
+    /// The address that the listener is bound to.
     pub at: SocketAddr,
-    /// What it answers.
+    /// The endpoints that the listener serves.
     pub endpoints: Endpoints,
-    /// What it asks of clients.
+    /// How clients must authenticate.
     pub auth: AuthConfig,
 }
 
 impl ListenerRules {
-    /// Whether the Host must be a loopback name. A web page can make its own name resolve to
-    /// this machine (DNS rebinding); what keeps it out elsewhere is the token.
+    /// Whether the Host header must name a loopback host. A web page can make its own name resolve
+    /// to this machine (DNS rebinding). On other listeners the token keeps such pages out.
     fn checks_host(&self) -> bool {
         self.at.ip().to_canonical().is_loopback() || !self.auth.requires_token()
     }
 }
 
-/// The parts that answer requests.
+/// The components that answer requests.
 pub struct McpServer {
-    /// Stdio servers.
+    /// Serves the stdio servers.
     pub bridge: Arc<Bridge>,
-    /// What the hooks answer.
+    /// Answers the hooks.
     pub hooks: Arc<Interceptor>,
-    /// The text of the metrics.
-    pub numbers: Arc<dyn Fn() -> String + Send + Sync>,
-    /// Where they are served.
+    /// Renders the metrics as OpenMetrics text.
+    pub render_metrics: Arc<dyn Fn() -> String + Send + Sync>,
+    /// The path of the metrics.
     pub metrics_path: MetricsPath,
-    /// Room for large bodies.
-    pub room: Room,
-    /// What `/health` says beside the tools, and whether all is well.
+    /// Limits the number of large request bodies.
+    pub large_bodies: LargeBodyLimit,
+    /// Returns whether the gate is healthy, and the `/health` body without the tools.
     pub health: Arc<dyn Fn() -> (bool, serde_json::Value) + Send + Sync>,
 }
 
@@ -111,20 +110,20 @@ impl std::fmt::Debug for McpServer {
     }
 }
 
-/// The path at which metrics are served, if they are. A reload changes it for requests on open
-/// connections, too.
+/// The path of the metrics; none if they are disabled. A reload also changes it for open
+/// connections.
 #[derive(Debug, Default)]
 pub struct MetricsPath(ArcSwapOption<String>);
 
 impl MetricsPath {
-    /// From the settings.
+    /// Reads the settings.
     pub fn of(settings: &Settings) -> Self {
         let path = Self::default();
         path.replace(settings);
         path
     }
 
-    /// Serves metrics as `settings` say from now on.
+    /// Applies new settings.
     pub fn replace(&self, settings: &Settings) {
         let metrics = &settings.metrics;
         let path = metrics.enabled.then(|| Arc::new(metrics.path.clone()));
@@ -138,12 +137,12 @@ impl MetricsPath {
     }
 }
 
-/// Where a request comes from.
+/// Origin of a request.
 #[derive(Clone, Debug)]
 pub enum RequestSource {
-    /// A listener of ours, with these rules.
+    /// A network listener with these rules.
     Network(ListenerRules),
-    /// A sandbox, by way of the gate.
+    /// A sandbox, through the gate's proxy.
     Sandbox(SandboxId),
 }
 
@@ -152,10 +151,10 @@ pub async fn answer<B>(
     mcp_server: &Arc<McpServer>,
     source: &RequestSource,
     request: Request<B>,
-) -> Response<Content>
+) -> Response<McpBody>
 where
     B: Body<Data = Bytes> + Send + Unpin,
-    B::Error: Into<Broken>,
+    B::Error: Into<BodyStreamError>,
 {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -175,13 +174,13 @@ where
     match segments.as_slice() {
         ["intercept", hook @ ("before" | "after")] if endpoints.hooks => {
             if !is_post {
-                let why = "a hook is called by POST";
+                let why = "hooks accept POST only";
                 let mut refused = refuse_hook(StatusCode::METHOD_NOT_ALLOWED, why);
                 let allowed = HeaderValue::from_static("POST");
                 refused.headers_mut().insert(ALLOW, allowed);
                 return refused;
             }
-            let Ok((body, _place)) = mcp_server.room.read(body).await else {
+            let Ok((body, _permit)) = mcp_server.large_bodies.read(body).await else {
                 let why = "the body of the hook is incomplete or too long";
                 return refuse_hook(StatusCode::PAYLOAD_TOO_LARGE, why);
             };
@@ -202,73 +201,73 @@ where
                 Ok(caller) => caller,
                 Err(refusal) => return *refusal,
             };
-            let Ok((body, _place)) = mcp_server.room.read(body).await else {
-                return unread();
+            let Ok((body, _permit)) = mcp_server.large_bodies.read(body).await else {
+                return body_error();
             };
             let incoming = Incoming { head, body, caller };
             route(&mcp_server.bridge, &segments, incoming).await
         }
-        // Last: `metrics.path` is never one of the paths above.
+        // Last, so that `metrics.path` cannot hide one of the paths above.
         other
             if matches!(source, RequestSource::Network(..))
                 && mcp_server.metrics_path.is(other) =>
         {
-            numbers(mcp_server)
+            metrics(mcp_server)
         }
-        _ => answer::sentence(StatusCode::NOT_FOUND, "Not found"),
+        _ => answer::error_response(StatusCode::NOT_FOUND, "Not found"),
     }
 }
 
-/// A refusal that both dialects of the hooks take for one.
-fn refuse_hook(status: StatusCode, why: &str) -> Response<Content> {
+/// A refusal that both hook formats understand.
+fn refuse_hook(status: StatusCode, why: &str) -> Response<McpBody> {
     interceptor::refusal(status, why).map(content)
 }
 
-fn content(body: Full<Bytes>) -> Content {
+fn content(body: Full<Bytes>) -> McpBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// The parts of a path between its slashes.
+/// The non-empty segments of a path.
 fn segments_of(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// The tool that is meant, and the way in which it is spoken to.
-async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> Response<Content> {
-    let named = |index: usize| segments.get(index).copied();
+/// Routes a request to the tool and the transport that its path names.
+async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> Response<McpBody> {
+    let segment = |index: usize| segments.get(index).copied();
     let is_get = incoming.head.method == Method::GET;
     let is_post = incoming.head.method == Method::POST;
-    let (name, way) = match segments {
+    let (name, transport) = match segments {
         ["message"] | ["mcp", "message"] | ["mcp", _, "message"] => {
             if !is_post {
-                return answer::not_allowed("POST");
+                return answer::method_not_allowed("POST");
             }
-            return one_stream::take(bridge, &incoming).await;
+            return http_sse::receive(bridge, &incoming).await;
         }
-        ["sse"] | ["mcp", "sse"] => (None, Way::OneStream),
-        ["sse", _] => (named(1), Way::OneStream),
-        ["mcp", _, "sse"] => (named(1), Way::OneStream),
-        ["mcp"] => (None, Way::Streamable),
-        ["mcp", _] => (named(1), Way::Streamable),
-        _ => return answer::sentence(StatusCode::NOT_FOUND, "Not found"),
+        ["sse"] | ["mcp", "sse"] => (None, RouteTransport::HttpSse),
+        ["sse", _] => (segment(1), RouteTransport::HttpSse),
+        ["mcp", _, "sse"] => (segment(1), RouteTransport::HttpSse),
+        ["mcp"] => (None, RouteTransport::Streamable),
+        ["mcp", _] => (segment(1), RouteTransport::Streamable),
+        _ => return answer::error_response(StatusCode::NOT_FOUND, "Not found"),
     };
-    let asked = query(&incoming.head, "tool");
-    let name = name.map(str::to_owned).or(asked);
+    let query_name = query(&incoming.head, "tool");
+    let name = name.map(str::to_owned).or(query_name);
     let served = match bridge.tool(name.as_deref(), &incoming.caller) {
         Ok(served) => served,
         Err(why) => {
             let sandbox = incoming.caller.sandbox.as_ref().map(SandboxId::as_str);
-            tracing::warn!(sandbox, %why, "a tool was asked for that is not there");
-            return answer::sentence(StatusCode::NOT_FOUND, &why);
+            tracing::warn!(sandbox, %why, "mcp request for unknown tool");
+            return answer::error_response(StatusCode::NOT_FOUND, &why);
         }
     };
-    match way {
-        Way::OneStream if is_get => one_stream::listen(bridge, &served, &incoming).await,
-        Way::OneStream => answer::not_allowed("GET"),
-        Way::Streamable => {
+    match transport {
+        RouteTransport::HttpSse if is_get => http_sse::listen(bridge, &served, &incoming).await,
+        RouteTransport::HttpSse => answer::method_not_allowed("GET"),
+        RouteTransport::Streamable => {
             let headers = &incoming.head.headers;
-            if modern::is_modern(headers, &incoming.body) {
-                modern::answer(bridge.sessionless(), &served, incoming).await
+            if sessionless::is_sessionless(headers, &incoming.body) {
+                sessionless::answer(bridge.sessionless(), &served, incoming).await
             } else {
                 streamable::answer(bridge, &served, incoming).await
             }
@@ -276,42 +275,43 @@ async fn route(bridge: &Arc<Bridge>, segments: &[&str], incoming: Incoming) -> R
     }
 }
 
-enum Way {
-    OneStream,
+/// Transport that a path selects.
+enum RouteTransport {
+    HttpSse,
     Streamable,
 }
 
-/// Who asks. In a sandbox that is the sandbox, whatever the request says.
-fn caller(source: &RequestSource, head: &Head) -> Result<Caller, Refusal> {
-    let bad = |status, why: &str| Err(Box::new(answer::sentence(status, why)));
+/// Identifies the caller. For a sandbox it is the sandbox itself; request headers are ignored.
+fn caller(source: &RequestSource, head: &Head) -> Result<McpCaller, RefusalResponse> {
+    let refuse = |status, why: &str| Err(Box::new(answer::error_response(status, why)));
     let (agent, sandbox) = match source {
         RequestSource::Sandbox(id) => (id.as_str().to_owned(), Some(id.clone())),
         RequestSource::Network(rules) => {
             let header = head.headers.get(&AGENT);
-            let said = match header.map(|header| header.to_str()) {
+            let name = match header.map(|header| header.to_str()) {
                 Some(Ok(agent)) => Some(agent.to_owned()),
-                Some(Err(_)) => return bad(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID"),
+                Some(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID"),
                 None => query(head, "agent_id"),
             };
-            let said = said.filter(|agent| !agent.is_empty());
-            if said.is_none() && rules.auth.enforce_agent {
-                return bad(StatusCode::UNAUTHORIZED, "The X-Agent-ID header is missing");
+            let name = name.filter(|agent| !agent.is_empty());
+            if name.is_none() && rules.auth.enforce_agent {
+                return refuse(StatusCode::UNAUTHORIZED, "The X-Agent-ID header is missing");
             }
-            (said.unwrap_or_else(|| "default".to_owned()), None)
+            (name.unwrap_or_else(|| "default".to_owned()), None)
         }
     };
-    let fits = agent.len() <= LONGEST_AGENT && agent.bytes().all(|b| b.is_ascii_graphic());
-    if !fits {
-        return bad(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID");
+    let is_valid = agent.len() <= MAX_AGENT_BYTES && agent.bytes().all(|b| b.is_ascii_graphic());
+    if !is_valid {
+        return refuse(StatusCode::BAD_REQUEST, "Invalid X-Agent-ID");
     }
-    Ok(Caller {
+    Ok(McpCaller {
         agent,
         session: String::new(),
         sandbox,
     })
 }
 
-/// The value of a name in the query, as it stands there: names of agents and tools need no
+/// The value of a query parameter without percent-decoding: names of agents and tools need no
 /// escapes.
 fn query(head: &Head, wanted: &str) -> Option<String> {
     let pairs = head.uri.query()?.split('&');
@@ -320,14 +320,14 @@ fn query(head: &Head, wanted: &str) -> Option<String> {
     found.map(|(_, value)| value.to_owned())
 }
 
-fn unread() -> Response<Content> {
-    let why = format!("The body did not come, or has more than {LONGEST} bytes");
-    answer::sentence(StatusCode::PAYLOAD_TOO_LARGE, &why)
+fn body_error() -> Response<McpBody> {
+    let why = format!("The body is incomplete, late or larger than {MAX_MESSAGE_BYTES} bytes");
+    answer::error_response(StatusCode::PAYLOAD_TOO_LARGE, &why)
 }
 
-/// Every part in one answer, at whichever port it is asked for.
-fn health(mcp_server: &McpServer) -> Response<Content> {
-    let (well, mut said) = (mcp_server.health)();
+/// Answers `/health` with the state of all components; the same at every listener.
+fn health(mcp_server: &McpServer) -> Response<McpBody> {
+    let (is_healthy, mut body) = (mcp_server.health)();
     let tools = mcp_server.bridge.report();
     let tools: serde_json::Map<_, _> = tools
         .into_iter()
@@ -345,19 +345,19 @@ fn health(mcp_server: &McpServer) -> Response<Content> {
             (tool.name, state)
         })
         .collect();
-    if let Some(said) = said.as_object_mut() {
-        said.insert("tools".to_owned(), tools.into());
+    if let Some(fields) = body.as_object_mut() {
+        fields.insert("tools".to_owned(), tools.into());
     }
-    let status = if well {
+    let status = if is_healthy {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    answer::json_text(status, said.to_string())
+    answer::json_text(status, body.to_string())
 }
 
-fn numbers(mcp_server: &McpServer) -> Response<Content> {
-    let mut response = answer::json_text(StatusCode::OK, (mcp_server.numbers)());
+fn metrics(mcp_server: &McpServer) -> Response<McpBody> {
+    let mut response = answer::json_text(StatusCode::OK, (mcp_server.render_metrics)());
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = HeaderValue::from_static(kind);
     response

@@ -1,19 +1,20 @@
-//! One client's conversation with one server, in the revisions that have sessions.
+//! One client's session with one server, in the protocol revisions that have sessions.
 //!
 //! ```text
 //!            initialize
-//!   (none) ─────────────▶ open ──── DELETE, idle too long, the tool goes,
-//!                          │        the server ends ──────────────────────▶ over
-//!                          └─ connections come and go; what is said meanwhile waits
+//!   (none) ─────────────▶ open ──── DELETE, idle timeout, tool removed,
+//!                          │        server ended ─────────────────────────▶ ended
+//!                          └─ messages are buffered while no connection is open
 //! ```
 //!
-//! Every request has an event buffer of its own, the stream of its POST; what belongs to none
-//! goes to the standing event buffer, which a GET reads. A message goes to one of them and to no
-//! other: the event buffer of the request it names, of the only request that is open, the standing
-//! one where somebody reads it, the newest request's.
+//! Every request has its own event buffer, which the response to its POST reads. Messages that
+//! belong to no request go to the standing event buffer, which a GET reads. A message goes to
+//! exactly one buffer, the first that exists of: the buffer of the request that it names, the
+//! buffer of the only open request, the standing buffer if it has a reader, the buffer of the
+//! newest request.
 
 mod client_request;
-mod hearing;
+mod server_messages;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,60 +25,60 @@ use tokio_util::sync::CancellationToken;
 
 use self::client_request::ClientRequest;
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::event_buffer::EventBuffer;
 use crate::hold_terms::{HoldFlag, until_held};
-use crate::launch::{LaunchError, Launched};
-use crate::process::{Gone, Process, SendError};
-use crate::relay::{Permitted, Relay};
-use crate::rpc::{Kind, Message};
+use crate::launch::{LaunchError, LaunchedProgram};
+use crate::process::{Process, ProcessEnded, SendError};
+use crate::relay::{PermittedCall, Relay};
+use crate::rpc::{RpcKind, RpcMessage};
 use crate::session_state::{OpenRequest, SessionState};
 use crate::shared::SharedProcess;
-use crate::tools::Served;
+use crate::tools::StdioServer;
 
-/// The most requests of one session that are open at a time.
-const MOST_OPEN: usize = 128;
+/// Maximum number of open requests of one session.
+const MAX_OPEN_REQUESTS: usize = 128;
 
-/// The most questions of a server that wait for an answer.
-const MOST_QUESTIONS: usize = 64;
+/// Maximum number of open requests of the server to the client.
+const MAX_QUESTIONS: usize = 64;
 
-/// The most resources that one client has news of.
-const MOST_SUBSCRIBED: usize = 1000;
+/// Maximum number of resource subscriptions of one client.
+const MAX_SUBSCRIPTIONS: usize = 1000;
 
 /// The number of the standing event buffer.
-pub const STANDING: u64 = 0;
+pub const STANDING_BUFFER: u64 = 0;
 
-/// How a client hears.
+/// Transport of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// Streamable HTTP: each POST has a stream.
+pub enum SessionTransport {
+    /// Streamable HTTP: each POST has its own response stream.
     Streamable,
-    /// The HTTP+SSE of 2024-11-05: one stream for everything.
-    OneStream,
+    /// HTTP with SSE of revision 2024-11-05: one stream for all messages.
+    HttpSse,
 }
 
-/// Why a session takes no message.
+/// Why a session does not accept a message, or was not opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
-    /// Its server ended.
+    /// The server has ended.
     #[error("{0}")]
-    Gone(#[from] Gone),
-    /// Its server could not be written to.
+    ProcessEnded(#[from] ProcessEnded),
+    /// Writing to the server failed.
     #[error("{0}")]
     Write(String),
-    /// It has too much to do.
-    #[error("more than {MOST_OPEN} requests of this session are open")]
-    Busy,
-    /// It has no id, and is no notification.
+    /// The session has too many open requests.
+    #[error("too many open requests in this session: the maximum is {MAX_OPEN_REQUESTS}")]
+    TooManyRequests,
+    /// The message has no id and is not a notification.
     #[error("a request needs an id")]
-    NoNotice,
-    /// There are too many sessions.
-    #[error("too many sessions are open")]
-    Full,
-    /// The id is taken.
-    #[error("a request with this id is open")]
-    Twice,
-    /// Its server was not started.
+    NotNotification,
+    /// The bridge has too many sessions.
+    #[error("too many sessions are open; close one and retry")]
+    TooManySessions,
+    /// The id is in use.
+    #[error("another open request has this id")]
+    DuplicateId,
+    /// The server failed to start.
     #[error("{0}")]
     Launch(#[from] LaunchError),
 }
@@ -85,22 +86,22 @@ pub enum SessionError {
 impl From<SendError> for SessionError {
     fn from(error: SendError) -> Self {
         match error {
-            SendError::Gone(gone) => SessionError::Gone(gone),
+            SendError::ProcessEnded(ended) => SessionError::ProcessEnded(ended),
             SendError::Write(_) => SessionError::Write(error.to_string()),
         }
     }
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Session {
     id: String,
-    served: Arc<Served>,
-    caller: Caller,
-    way: Way,
+    served: Arc<StdioServer>,
+    caller: McpCaller,
+    transport: SessionTransport,
     relay: Relay,
     process: Arc<Process>,
-    /// Set where others talk to the same process.
+    /// Set if the process is shared with other sessions.
     shared_process: Option<Arc<SharedProcess>>,
     standing: Arc<EventBuffer>,
     state: Arc<Mutex<SessionState>>,
@@ -108,52 +109,52 @@ pub struct Session {
     me: Weak<Session>,
 }
 
-/// How a session comes to its server.
-enum Start {
-    Launched(Launched),
+/// Source of a session's process.
+enum ProcessSource {
+    Launched(LaunchedProgram),
     Joined(Arc<Process>),
 }
 
-/// Where the answer to a request will be.
+/// Where the response to a request will be written.
 #[derive(Clone, Debug)]
-pub struct Expected {
-    /// The event buffer.
+pub struct PendingResponse {
+    /// The event buffer of the request.
     pub event_buffer: Arc<EventBuffer>,
-    /// Its number in the session.
+    /// The number of the event buffer in the session.
     pub number: u64,
 }
 
 impl Session {
-    /// Starts a server for `caller`, or joins those who share one.
+    /// Opens a session: starts a server for `caller`, or joins the shared process.
     pub async fn open(
         id: String,
-        served: Arc<Served>,
-        caller: Caller,
-        way: Way,
+        served: Arc<StdioServer>,
+        caller: McpCaller,
+        transport: SessionTransport,
         relay: Relay,
         shared_process: Option<Arc<SharedProcess>>,
     ) -> Result<Arc<Self>, SessionError> {
         let stop = served.stop().child_token();
         let metrics = relay.governance.metrics().clone();
-        let start = match &shared_process {
+        let source = match &shared_process {
             Some(shared_process) => {
-                Start::Joined(shared_process.process(&served, &caller, &metrics).await?)
+                ProcessSource::Joined(shared_process.process(&served, &caller, &metrics).await?)
             }
-            None => Start::Launched(served.launch(&caller).await?),
+            None => ProcessSource::Launched(served.launch(&caller).await?),
         };
         let session = Arc::new_cyclic(|me: &Weak<Session>| {
-            let process = match start {
-                Start::Launched(launched) => {
-                    let home = Arc::new(hearing::SessionHome(me.clone()));
-                    served.keep(launched, home, &metrics)
+            let process = match source {
+                ProcessSource::Launched(launched) => {
+                    let handler = Arc::new(server_messages::SessionMessageHandler(me.clone()));
+                    served.attach(launched, handler, &metrics)
                 }
-                Start::Joined(process) => process,
+                ProcessSource::Joined(process) => process,
             };
             Self {
                 id,
                 served,
                 caller,
-                way,
+                transport,
                 relay,
                 process,
                 shared_process,
@@ -163,7 +164,7 @@ impl Session {
                     start_failed: false,
                     open: HashMap::new(),
                     event_buffers: HashMap::new(),
-                    last_outlet: STANDING,
+                    last_buffer: STANDING_BUFFER,
                     questions: HashMap::new(),
                     undecided: HashMap::new(),
                     subscribed: HashSet::new(),
@@ -175,14 +176,14 @@ impl Session {
             }
         });
         if let Some(shared_process) = &session.shared_process {
-            let home = Arc::new(hearing::SessionHome(session.me.clone()));
-            shared_process.join(&session.id, &session.state, home);
+            let handler = Arc::new(server_messages::SessionMessageHandler(session.me.clone()));
+            shared_process.join(&session.id, &session.state, handler);
         }
         tokio::spawn(Self::watch(Arc::downgrade(&session)));
         Ok(session)
     }
 
-    /// Ends the session with its server, and the server with its session.
+    /// Ends the session when its server ends, and the server when the session ends.
     async fn watch(me: Weak<Self>) {
         let Some((process, stop)) = me
             .upgrade()
@@ -190,14 +191,14 @@ impl Session {
         else {
             return;
         };
-        let gone = tokio::select! {
-            gone = process.ended() => Some(gone),
+        let ended = tokio::select! {
+            ended = process.ended() => Some(ended),
             () = stop.cancelled() => None,
         };
         if let Some(session) = me.upgrade() {
-            // One that was stopped has not failed.
-            if let Some(gone) = gone.filter(|_| !stop.is_cancelled()) {
-                session.report_failed_start(&gone.to_string());
+            // A server that was stopped has not failed.
+            if let Some(ended) = ended.filter(|_| !stop.is_cancelled()) {
+                session.report_failed_start(&ended.to_string());
             }
             session.end();
         } else {
@@ -205,100 +206,101 @@ impl Session {
         }
     }
 
-    /// Reports, once, that its server did not come to introduce itself. Nothing where it did.
+    /// Reports once that the server did not complete `initialize`. No effect if it did.
     pub fn report_failed_start(&self, error: &str) {
         let mut state = self.state();
         if state.version.is_some() || std::mem::replace(&mut state.start_failed, true) {
             return;
         }
         drop(state);
-        self.served.failed(error);
+        self.served.record_start_failure(error);
     }
 
-    /// Its id.
+    /// The session id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Whose it is.
-    pub fn caller(&self) -> &Caller {
+    /// The client that opened the session.
+    pub fn caller(&self) -> &McpCaller {
         &self.caller
     }
 
-    /// The server.
-    pub fn served(&self) -> &Arc<Served> {
+    /// The configured server.
+    pub fn served(&self) -> &Arc<StdioServer> {
         &self.served
     }
 
-    /// How its client hears.
-    pub fn way(&self) -> Way {
-        self.way
+    /// Transport of the session.
+    pub fn transport(&self) -> SessionTransport {
+        self.transport
     }
 
-    /// What is said beside the answers.
+    /// The standing event buffer: messages that belong to no request.
     pub fn standing(&self) -> &Arc<EventBuffer> {
         &self.standing
     }
 
-    /// The event buffer of that number.
+    /// The event buffer with this number.
     pub fn event_buffer(&self, number: u64) -> Option<Arc<EventBuffer>> {
-        if number == STANDING {
+        if number == STANDING_BUFFER {
             return Some(Arc::clone(&self.standing));
         }
         self.state().event_buffers.get(&number).cloned()
     }
 
-    /// The revision both sides agreed on, once they have.
+    /// The negotiated protocol revision; none before `initialize` has completed.
     pub fn version(&self) -> Option<String> {
         self.state().version.clone()
     }
 
-    /// Whether it is over.
+    /// Whether the session has ended.
     pub fn is_over(&self) -> bool {
         self.stop.is_cancelled() || !self.process.is_alive()
     }
 
-    /// Its process.
+    /// The server process.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
 
-    /// For how long nobody has been there; none while somebody is, or an answer is due.
+    /// How long the session has been idle; none while a connection is open or a request is being
+    /// answered.
     pub fn idle_for(&self) -> Option<Duration> {
         let state = self.state();
-        let unread = |event_buffer: &Arc<EventBuffer>| !event_buffer.is_read();
-        let alone =
+        let unread = |event_buffer: &Arc<EventBuffer>| !event_buffer.has_reader();
+        let is_idle =
             state.busy == 0 && unread(&self.standing) && state.event_buffers.values().all(unread);
-        alone.then(|| {
+        is_idle.then(|| {
             let since = state.touched.elapsed();
             self.standing
-                .alone_for()
+                .unread_for()
                 .map_or(since, |alone| alone.min(since))
         })
     }
 
-    /// Somebody is there until this is dropped.
-    pub fn attend(self: &Arc<Self>) -> Attendance {
+    /// Marks the session as in use until the returned value is dropped.
+    pub fn begin_use(self: &Arc<Self>) -> SessionUse {
         let mut state = self.state();
         state.busy += 1;
         state.touched = Instant::now();
         drop(state);
-        Attendance(Arc::clone(self))
+        SessionUse(Arc::clone(self))
     }
 
-    /// Forgets the event buffer of a request that was answered whole.
+    /// Removes the event buffer of a request whose response was delivered completely.
     pub fn forget(&self, number: u64) {
         self.state().event_buffers.remove(&number);
     }
 
-    /// Forgets what nobody will ask for any more.
-    pub fn tidy(&self) {
+    /// Removes event buffers that clients can no longer resume.
+    pub fn remove_expired_buffers(&self) {
         self.state()
             .event_buffers
-            .retain(|_, event_buffer| !event_buffer.is_spent());
+            .retain(|_, event_buffer| !event_buffer.is_expired());
     }
 
-    /// Ends it. Whoever waits hears so.
+    /// Ends the session; open requests receive an error.
     pub fn end(&self) {
         self.stop.cancel();
         match &self.shared_process {
@@ -308,47 +310,47 @@ impl Session {
         self.standing.close();
     }
 
-    /// Takes a request to the server. The answer comes to the event buffer. Returns as soon as the
-    /// request was sent or refused, or waits for an operator's answer.
-    pub async fn ask(
+    /// Sends a request to the server. The answer goes to the returned event buffer. Returns as soon
+    /// as the request was sent or refused, or waits for the operator.
+    pub async fn send_request(
         self: &Arc<Self>,
-        message: Message,
+        message: RpcMessage,
         headers: CallHeaders,
-    ) -> Result<Expected, SessionError> {
+    ) -> Result<PendingResponse, SessionError> {
         let request = self.register(&message)?;
-        let (expected, flag) = (request.expected.clone(), HoldFlag::default());
+        let (response, flag) = (request.response.clone(), HoldFlag::default());
         let mut sending = Box::pin(request.send(message, headers, flag.clone()));
         match until_held(sending.as_mut(), &flag).await {
             Some(sent) => sent?,
-            // The client gets its stream meanwhile.
+            // The client receives its stream while the request waits.
             None => drop(tokio::spawn(sending)),
         }
-        Ok(expected)
+        Ok(response)
     }
 
-    /// Registers a request under the client's id, before anything is decided about it.
-    fn register(self: &Arc<Self>, message: &Message) -> Result<ClientRequest, SessionError> {
+    /// Registers a request under the client's id, before policies decide about it.
+    fn register(self: &Arc<Self>, message: &RpcMessage) -> Result<ClientRequest, SessionError> {
         if self.is_over() {
-            return Err(SessionError::Gone(Gone { code: None }));
+            return Err(SessionError::ProcessEnded(ProcessEnded { code: None }));
         }
         let id = message.id().unwrap_or("null");
         let call = self.process.reserve();
         let mut state = self.state();
         state.touched = Instant::now();
-        if state.open.len() >= MOST_OPEN {
-            return Err(SessionError::Busy);
+        if state.open.len() >= MAX_OPEN_REQUESTS {
+            return Err(SessionError::TooManyRequests);
         }
         if state.open.values().any(|open| open.id == id) {
-            return Err(SessionError::Twice);
+            return Err(SessionError::DuplicateId);
         }
-        let expected = self.expect(&mut state);
+        let response = self.create_buffer(&mut state);
         let cancelled = CancellationToken::new();
         let open = OpenRequest {
             id: id.to_owned(),
-            event_buffer: Arc::clone(&expected.event_buffer),
+            event_buffer: Arc::clone(&response.event_buffer),
             token: None,
             is_sent: false,
-            number: expected.number,
+            number: response.number,
             cancelled: cancelled.clone(),
         };
         state.open.insert(call.id(), open);
@@ -356,17 +358,17 @@ impl Session {
         Ok(ClientRequest {
             session: Arc::clone(self),
             call,
-            expected,
+            response,
             cancelled,
         })
     }
 
-    /// Where a server is shared it tells everybody's news to the bridge, which has to know
-    /// who wants them.
-    fn note_subscription(&self, state: &mut SessionState, permitted: &Permitted) {
+    /// Records a subscription. A shared server sends the notifications of all clients to the
+    /// bridge, which routes them by these subscriptions.
+    fn note_subscription(&self, state: &mut SessionState, permitted: &PermittedCall) {
         let uri = || permitted.message.param_text(&["uri"]);
         match (permitted.method.as_str(), uri) {
-            ("resources/subscribe", uri) if state.subscribed.len() < MOST_SUBSCRIBED => {
+            ("resources/subscribe", uri) if state.subscribed.len() < MAX_SUBSCRIPTIONS => {
                 state.subscribed.extend(uri());
             }
             ("resources/unsubscribe", uri) => {
@@ -378,52 +380,54 @@ impl Session {
         }
     }
 
-    /// Tells the server that nobody wants the answer any more.
-    async fn give_up(&self, call: u64, reason: &str) {
+    /// Sends the server a cancellation of the call.
+    async fn cancel_call(&self, call: u64, reason: &str) {
         let params = serde_json::json!({"requestId": call, "reason": reason});
-        let text = Message::notification("notifications/cancelled", &params.to_string());
-        self.process.offer(&text).await;
+        let text = RpcMessage::notification("notifications/cancelled", &params.to_string());
+        self.process.send_best_effort(&text).await;
     }
 
+    /// Stores the negotiated revision of an `initialize` answer.
     fn note_version(&self, answer: &str) {
-        let Ok(answer) = Message::read(answer.to_owned()) else {
+        let Ok(answer) = RpcMessage::read(answer.to_owned()) else {
             return;
         };
         let Some(result) = answer.result() else {
             return;
         };
-        let place = crate::rpc::find(result, 0..result.len(), &["protocolVersion"]);
-        let version = place.and_then(|place| serde_json::from_str(result.get(place)?).ok());
+        let range = crate::rpc::find(result, 0..result.len(), &["protocolVersion"]);
+        let version = range.and_then(|range| serde_json::from_str(result.get(range)?).ok());
         if version.is_some() {
-            self.served.worked();
+            self.served.record_start_success();
         }
         self.state().version = version;
     }
 
-    /// Takes a notification or an answer of the client to the server.
-    pub async fn tell(&self, message: Message) -> Result<(), SessionError> {
+    /// Sends a notification or an answer of the client to the server.
+    pub async fn send_message(&self, message: RpcMessage) -> Result<(), SessionError> {
         self.state().touched = Instant::now();
         match message.kind() {
-            Kind::Response => {
-                let asked = message.id().map(str::to_owned);
-                let asked = asked.and_then(|id| self.state().questions.remove(&id));
-                if asked.is_none() {
-                    tracing::debug!(tool = %self.served.name(), "an answer to no question was dropped");
+            RpcKind::Response => {
+                let question = message.id().map(str::to_owned);
+                let question = question.and_then(|id| self.state().questions.remove(&id));
+                if question.is_none() {
+                    let tool = self.served.name();
+                    tracing::debug!(%tool, "mcp client answer dropped: the tool sent no such request");
                     return Ok(());
                 }
                 self.process.send(message.text()).await?;
             }
-            // Without an id a call would be made all the same, and nobody would judge it.
-            Kind::Notification | Kind::Request if !is_notice(&message) => {
-                return Err(SessionError::NoNotice);
+            // A server may execute a call without an id, which would bypass the policies.
+            RpcKind::Notification | RpcKind::Request if !is_notification(&message) => {
+                return Err(SessionError::NotNotification);
             }
-            Kind::Notification | Kind::Request => {
+            RpcKind::Notification | RpcKind::Request => {
                 let text = match message.method() {
                     Some("notifications/cancelled") => match self.cancel(&message) {
                         Some(text) => text,
                         None => return Ok(()),
                     },
-                    // Those who share a server were introduced once.
+                    // A shared server was initialized once, for all sessions.
                     Some("notifications/initialized" | "notifications/roots/list_changed")
                         if self.shared_process.is_some() =>
                     {
@@ -437,9 +441,9 @@ impl Session {
         Ok(())
     }
 
-    /// A client's wish to cancel, with the id that the server knows; none where the server does
-    /// not know the request. A request that is not open cannot be cancelled.
-    fn cancel(&self, message: &Message) -> Option<String> {
+    /// Cancels an open request. Returns the cancellation with the server's id; none if the request
+    /// is not open or the server has not received it.
+    fn cancel(&self, message: &RpcMessage) -> Option<String> {
         let wanted = message.param(&["requestId"])?;
         let state = self.state();
         let mut all = state.open.iter();
@@ -449,40 +453,40 @@ impl Session {
         Some(message.with_param(&["requestId"], &own))
     }
 
-    /// A place for the answer to a request.
-    fn expect(&self, state: &mut SessionState) -> Expected {
-        if self.way == Way::OneStream {
-            // The standing event buffer never ends with an answer.
-            return Expected {
-                event_buffer: self.forwarding(),
-                number: STANDING,
+    /// Creates the event buffer for the response to a request.
+    fn create_buffer(&self, state: &mut SessionState) -> PendingResponse {
+        if self.transport == SessionTransport::HttpSse {
+            // An answer must not end the standing event buffer.
+            return PendingResponse {
+                event_buffer: self.forwarding_buffer(),
+                number: STANDING_BUFFER,
             };
         }
-        state.make_room();
-        state.last_outlet += 1;
-        let number = state.last_outlet;
+        state.evict_buffers();
+        state.last_buffer += 1;
+        let number = state.last_buffer;
         let event_buffer = Arc::new(EventBuffer::default());
         state
             .event_buffers
             .insert(number, Arc::clone(&event_buffer));
-        Expected {
+        PendingResponse {
             event_buffer,
             number,
         }
     }
 
-    /// An event buffer whose messages come out of the standing one.
-    fn forwarding(&self) -> Arc<EventBuffer> {
+    /// An event buffer whose messages are forwarded to the standing one.
+    fn forwarding_buffer(&self) -> Arc<EventBuffer> {
         let event_buffer = Arc::new(EventBuffer::default());
         let (mut reader, standing) = (event_buffer.read(0), Arc::clone(&self.standing));
         tokio::spawn(async move {
             loop {
                 match reader.next(Duration::from_secs(3600)).await {
-                    crate::event_buffer::Heard::Said(said) => {
-                        standing.push(said.text.to_string()).await;
+                    crate::event_buffer::ReadOutcome::Message(message) => {
+                        standing.push(message.text.to_string()).await;
                     }
-                    crate::event_buffer::Heard::Nothing => {}
-                    crate::event_buffer::Heard::Over => return,
+                    crate::event_buffer::ReadOutcome::TimedOut => {}
+                    crate::event_buffer::ReadOutcome::Closed => return,
                 }
             }
         });
@@ -494,17 +498,17 @@ impl Session {
     }
 }
 
-/// Whether a server does nothing on hearing it.
-fn is_notice(message: &Message) -> bool {
+/// Whether a message is a notification, which no server executes as a call.
+fn is_notification(message: &RpcMessage) -> bool {
     let method = message.method().unwrap_or_default();
-    message.kind() == Kind::Notification && method.starts_with("notifications/")
+    message.kind() == RpcKind::Notification && method.starts_with("notifications/")
 }
 
-/// Somebody is there.
+/// Marks a session as in use; see [`Session::begin_use`].
 #[derive(Debug)]
-pub struct Attendance(Arc<Session>);
+pub struct SessionUse(Arc<Session>);
 
-impl Drop for Attendance {
+impl Drop for SessionUse {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.busy = state.busy.saturating_sub(1);

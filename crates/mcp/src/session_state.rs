@@ -1,5 +1,5 @@
-//! The state of one session: its open requests, their event buffers, the server's questions and the
-//! client's subscriptions.
+//! State of one session: open requests, event buffers, requests of the server (questions), and
+//! subscriptions of the client.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,76 +9,75 @@ use tokio_util::sync::CancellationToken;
 
 use crate::event_buffer::EventBuffer;
 
-/// The most event buffers that are kept for clients who come back.
-const MOST_KEPT: usize = 64;
+/// Maximum number of event buffers kept for clients that resume a stream.
+const MAX_BUFFERS: usize = 64;
 
-/// The most bytes in them: 8 MiB.
-const MOST_KEPT_BYTES: usize = 8 * 1024 * 1024;
+/// Maximum number of bytes in these buffers: 8 MiB.
+const MAX_BUFFERED_BYTES: usize = 8 * 1024 * 1024;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub(crate) struct SessionState {
-    /// The revision that both sides agreed on.
+    /// The negotiated protocol revision.
     pub(crate) version: Option<String>,
-    /// The server's failed start was reported.
+    /// Whether a failed start of the server was reported.
     pub(crate) start_failed: bool,
-    /// Open requests, by the id that the server knows.
+    /// Open requests, by the id that the bridge sends to the server.
     pub(crate) open: HashMap<u64, OpenRequest>,
-    /// Outlets of requests, open and over, by number.
+    /// Event buffers of open and ended requests, by number.
     pub(crate) event_buffers: HashMap<u64, Arc<EventBuffer>>,
-    pub(crate) last_outlet: u64,
-    /// Questions of the server, by its id as written, and where they were asked.
+    pub(crate) last_buffer: u64,
+    /// Event buffers of the questions that the client received, by the server's id as written.
     pub(crate) questions: HashMap<String, Arc<EventBuffer>>,
-    /// Questions of the server that are not decided yet, by its id as written. Cancelled where
-    /// the server takes one back.
+    /// Undecided questions, by the server's id as written. The token is cancelled if the server
+    /// withdraws the question.
     pub(crate) undecided: HashMap<String, CancellationToken>,
-    /// Resources that the client wants news of.
+    /// URIs of the resources that the client subscribed to.
     pub(crate) subscribed: HashSet<String>,
     pub(crate) touched: Instant,
-    /// Requests of the transport that are being answered.
+    /// Number of HTTP requests that are being answered.
     pub(crate) busy: usize,
 }
 
 impl SessionState {
-    /// So many event buffers are kept for clients who come back, and so many bytes in them; the
-    /// oldest go first.
-    pub(crate) fn make_room(&mut self) {
+    /// Removes the oldest closed event buffers until their number and size are within the limits.
+    pub(crate) fn evict_buffers(&mut self) {
         loop {
             let bytes: usize = self
                 .event_buffers
                 .values()
                 .map(|event_buffer| event_buffer.bytes())
                 .sum();
-            if self.event_buffers.len() < MOST_KEPT && bytes <= MOST_KEPT_BYTES {
+            if self.event_buffers.len() < MAX_BUFFERS && bytes <= MAX_BUFFERED_BYTES {
                 return;
             }
-            let over = self
+            let closed = self
                 .event_buffers
                 .iter()
                 .filter(|(_, event_buffer)| event_buffer.is_closed());
-            let Some(oldest) = over.map(|(number, _)| *number).min() else {
+            let Some(oldest) = closed.map(|(number, _)| *number).min() else {
                 return;
             };
             self.event_buffers.remove(&oldest);
         }
     }
 
-    /// The open requests that the server was sent.
+    /// The open requests that were sent to the server.
     pub(crate) fn sent(&self) -> impl Iterator<Item = &OpenRequest> {
         self.open.values().filter(|open| open.is_sent)
     }
 
-    /// Whether one of its requests is open at the server.
+    /// Whether a request of the session waits for the server's answer.
     pub(crate) fn is_waiting(&self) -> bool {
         self.sent().next().is_some()
     }
 
-    /// Whether the server's request `call` is one of its own.
+    /// Whether the call with the server's id `call` belongs to this session.
     pub(crate) fn has_open(&self, call: u64) -> bool {
         self.open.get(&call).is_some_and(|open| open.is_sent)
     }
 
-    /// Whether it asked for news of the resource.
+    /// Whether the client subscribed to the resource.
     pub(crate) fn has_subscribed(&self, uri: &str) -> bool {
         self.subscribed.contains(uri)
     }
@@ -90,12 +89,12 @@ pub(crate) struct OpenRequest {
     /// The client's id, as written.
     pub(crate) id: String,
     pub(crate) event_buffer: Arc<EventBuffer>,
-    /// The client's token for progress, as written; known once the request was sent.
+    /// The client's progress token, as written; set once the request was sent.
     pub(crate) token: Option<String>,
-    /// Whether the server was sent the request. Until then it is decided, or waits for an
-    /// operator's answer.
+    /// Whether the request was sent to the server. Before that it waits for the policy decision or
+    /// the operator.
     pub(crate) is_sent: bool,
-    /// In which order they came.
+    /// Number of the event buffer; newer requests have higher numbers.
     pub(crate) number: u64,
     pub(crate) cancelled: CancellationToken,
 }

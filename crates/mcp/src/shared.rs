@@ -1,9 +1,8 @@
 //! One process for all sessions of a server (`shared: true`).
 //!
-//! The bridge introduces itself to the server once and tells every client what it heard.
-//! What the server says by itself goes to the session it belongs to; what belongs to nobody
-//! in particular goes to nobody, except news that are everybody's (`…/list_changed`), which
-//! each session hears once.
+//! The bridge initializes the server once, and answers the `initialize` of every client from that
+//! result. Requests and notifications of the server go to the session that they belong to, and are
+//! dropped if there is none. `…/list_changed` notifications go once to each session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,62 +10,62 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use async_trait::async_trait;
 use serde_json::json;
 
-use crate::caller::Caller;
-use crate::handshake::{Ending, introduce};
+use crate::caller::McpCaller;
+use crate::handshake::{ProcessStopGuard, initialize};
 use crate::launch::LaunchError;
 use crate::metrics::Metrics;
-use crate::process::{Home, Process};
-use crate::rpc::{Kind, Message, code};
+use crate::process::{MessageHandler, Process};
+use crate::rpc::{RpcKind, RpcMessage, code};
 use crate::session_state::SessionState;
-use crate::tools::Served;
+use crate::tools::StdioServer;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub struct SharedProcess {
     inner: Mutex<Inner>,
-    /// One start at a time.
+    /// Serializes starts of the process.
     starting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     process: Option<Arc<Process>>,
-    /// What the server said of itself.
-    introduction: String,
-    sessions: HashMap<String, Member>,
+    /// The result of the server's `initialize`.
+    initialize_result: String,
+    sessions: HashMap<String, MemberSession>,
 }
 
 /// A session that uses the process.
 #[derive(Clone)]
-struct Member {
+struct MemberSession {
     state: Weak<Mutex<SessionState>>,
-    home: Arc<dyn Home>,
+    handler: Arc<dyn MessageHandler>,
 }
 
-impl std::fmt::Debug for Member {
+impl std::fmt::Debug for MemberSession {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Member").finish_non_exhaustive()
+        f.debug_struct("MemberSession").finish_non_exhaustive()
     }
 }
 
-impl Member {
-    /// Whether `test` holds for the session; never once the session is gone.
+impl MemberSession {
+    /// Whether `test` holds for the session; `false` once the session has ended.
     fn is(&self, test: impl FnOnce(&SessionState) -> bool) -> bool {
         let state = self.state.upgrade();
         state.is_some_and(|state| test(&state.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    async fn hear(&self, message: Message) {
-        self.home.hear(message).await;
+    async fn handle(&self, message: RpcMessage) {
+        self.handler.handle(message).await;
     }
 }
 
 impl SharedProcess {
-    /// The process; started where there is none.
+    /// The process, which is started if none is running.
     pub async fn process(
         self: &Arc<Self>,
-        served: &Served,
-        caller: &Caller,
+        served: &StdioServer,
+        caller: &McpCaller,
         metrics: &Metrics,
     ) -> Result<Arc<Process>, LaunchError> {
         let _one = self.starting.lock().await;
@@ -75,36 +74,36 @@ impl SharedProcess {
             return Ok(process);
         }
         let launched = served.launch(caller).await?;
-        let home = Arc::new(Everybody(Arc::downgrade(self)));
-        let process = served.keep(launched, home, metrics);
+        let handler = Arc::new(SharedMessageHandler(Arc::downgrade(self)));
+        let process = served.attach(launched, handler, metrics);
         let capabilities = json!({"sampling": {}, "elicitation": {}, "roots": {}});
-        let ending = Ending::of(&process);
-        let introduction = introduce(&process, served, &capabilities.to_string()).await?;
+        let ending = ProcessStopGuard::of(&process);
+        let initialize_result = initialize(&process, served, &capabilities.to_string()).await?;
         ending.keep();
         let mut inner = self.inner();
-        inner.introduction = introduction;
+        inner.initialize_result = initialize_result;
         inner.process = Some(Arc::clone(&process));
         Ok(process)
     }
 
     /// The answer to a client's `initialize`.
     pub fn introduce(&self, id: &str) -> String {
-        Message::answer(id, &self.inner().introduction)
+        RpcMessage::answer(id, &self.inner().initialize_result)
     }
 
-    /// Another session, which hears at `home`.
+    /// Adds a session, whose messages go to `handler`.
     pub(crate) fn join(
         &self,
         session: &str,
         state: &Arc<Mutex<SessionState>>,
-        home: Arc<dyn Home>,
+        handler: Arc<dyn MessageHandler>,
     ) {
         let state = Arc::downgrade(state);
-        let member = Member { state, home };
+        let member = MemberSession { state, handler };
         self.inner().sessions.insert(session.to_owned(), member);
     }
 
-    /// One less. With the last the process goes.
+    /// Removes a session. The process ends with its last session.
     pub fn leave(&self, session: &str) {
         let mut inner = self.inner();
         inner.sessions.remove(session);
@@ -119,11 +118,12 @@ impl SharedProcess {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sessions(&self) -> Vec<Member> {
+    fn sessions(&self) -> Vec<MemberSession> {
         self.inner().sessions.values().cloned().collect()
     }
 
-    async fn hear(&self, message: Message) {
+    /// Routes a message of the server to the sessions that it belongs to.
+    async fn route(&self, message: RpcMessage) {
         let sessions = self.sessions();
         let waiting: Vec<_> = sessions
             .iter()
@@ -134,28 +134,29 @@ impl SharedProcess {
             _ => None,
         };
         match (message.kind(), message.method().unwrap_or_default()) {
-            (Kind::Request, _) => match only {
-                Some(only) => only.hear(message).await,
+            (RpcKind::Request, _) => match only {
+                Some(only) => only.handle(message).await,
                 None => {
-                    // Two clients wait, and it does not say whom it means.
-                    let text = "the server is shared, and the question names no client";
+                    // No client or several clients wait, and the request names none of them.
+                    let text =
+                        "the server is shared, and its request cannot be matched to a client";
                     let id = message.id().unwrap_or("null");
-                    let refused = Message::failure(id, code::INTERNAL, text, None);
+                    let refused = RpcMessage::failure(id, code::INTERNAL_ERROR, text, None);
                     let process = self.inner().process.clone();
                     if let Some(process) = process {
-                        // Not here: the server may not read before it has been read.
-                        tokio::spawn(async move { process.offer(&refused).await });
+                        // In a task: the server may not read its input until its output is read.
+                        tokio::spawn(async move { process.send_best_effort(&refused).await });
                     }
                 }
             },
             (_, "notifications/progress") => {
                 let token = message.param(&["progressToken"]);
                 let call = token.and_then(|token| token.parse().ok());
-                let whose = |session: &&Member| {
+                let has_call = |session: &&MemberSession| {
                     call.is_some_and(|call| session.is(|state| state.has_open(call)))
                 };
-                if let Some(session) = sessions.iter().find(whose) {
-                    session.hear(message).await;
+                if let Some(session) = sessions.iter().find(has_call) {
+                    session.handle(message).await;
                 }
             }
             (_, "notifications/resources/updated") => {
@@ -164,32 +165,34 @@ impl SharedProcess {
                     .iter()
                     .filter(|one| one.is(|state| state.has_subscribed(&uri)))
                 {
-                    session.hear(message.clone()).await;
+                    session.handle(message.clone()).await;
                 }
             }
             (_, method)
                 if method == "notifications/cancelled" || method.ends_with("/list_changed") =>
             {
                 for session in &sessions {
-                    session.hear(message.clone()).await;
+                    session.handle(message.clone()).await;
                 }
             }
             _ => match only {
-                Some(only) => only.hear(message).await,
-                None => tracing::debug!("what a shared server says belongs to nobody"),
+                Some(only) => only.handle(message).await,
+                None => {
+                    tracing::debug!("mcp shared tool message dropped: it belongs to no session");
+                }
             },
         }
     }
 }
 
-/// The home of a process that is everybody's.
-struct Everybody(Weak<SharedProcess>);
+/// Passes the messages of the shared process to its sessions.
+struct SharedMessageHandler(Weak<SharedProcess>);
 
 #[async_trait]
-impl Home for Everybody {
-    async fn hear(&self, message: Message) {
+impl MessageHandler for SharedMessageHandler {
+    async fn handle(&self, message: RpcMessage) {
         if let Some(shared_process) = self.0.upgrade() {
-            shared_process.hear(message).await;
+            shared_process.route(message).await;
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The end of every tool process when the gate stops: all of them receive SIGTERM at once, and
-//! those that still run at one deadline are killed.
+//! Shutdown of all tool processes when the gate stops: SIGTERM to all at once, SIGKILL at one
+//! common deadline.
 
 use std::sync::OnceLock;
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// Shared by the bridge and every process that it starts.
+/// Shutdown signal and tracker, shared by the bridge and every process that it starts.
 #[derive(Debug, Default)]
 pub struct Shutdown {
     begun: CancellationToken,
@@ -17,22 +17,22 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Terminates every process, also one whose start completes later. What still runs at
-    /// `kill_at` is killed.
+    /// Terminates every process, also one whose start completes later. Processes that still run at
+    /// `kill_at` are killed.
     pub fn begin(&self, kill_at: Instant) {
         // The first deadline counts.
         let _ = self.kill_at.set(kill_at);
         self.begun.cancel();
     }
 
-    /// Waits for the beginning; returns when processes are killed.
+    /// Waits for the shutdown to begin; returns the time at which processes are killed.
     pub async fn begun(&self) -> Instant {
         self.begun.cancelled().await;
-        // It is set before the token is cancelled.
+        // `begin` sets `kill_at` before it cancels the token.
         self.kill_at.get().copied().unwrap_or_else(Instant::now)
     }
 
-    /// Waits until every process has ended. Call it after [`Shutdown::begin`].
+    /// Waits until every process has ended. To be called after [`Shutdown::begin`].
     pub async fn ended(&self) {
         self.processes.close();
         self.processes.wait().await;

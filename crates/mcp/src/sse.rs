@@ -1,24 +1,24 @@
-//! Server-sent events, as the HTML standard writes them (9.2).
+//! Writes server-sent events as the HTML standard defines them (section 9.2).
 
 /// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// What a client shows when it wants to go on after this one. On one line.
+    /// The id that a client sends as Last-Event-ID to resume after this event. One line.
     pub id: Option<&'a str>,
-    /// Its name; `message` without one. On one line.
+    /// The event name; `message` if omitted. One line.
     pub name: Option<&'a str>,
-    /// How long a client shall wait before it comes back, in milliseconds.
+    /// How long a client waits before it reconnects, in milliseconds.
     pub retry: Option<u32>,
-    /// What it says, on as many lines as it likes. None at all: the client takes the id and
-    /// hears nothing.
+    /// The data, with any number of lines. Without data the client stores the id and dispatches no
+    /// event.
     pub data: Option<&'a str>,
 }
 
-/// A line that says nothing, to see whether somebody is there.
-pub const BREATH: &str = ": \n\n";
+/// An empty comment that keeps the connection open and detects a disconnected client.
+pub const KEEPALIVE: &str = ": \n\n";
 
 impl Event<'_> {
-    /// As it stands on the wire.
+    /// The event in wire format.
     pub fn write(&self) -> String {
         let length = self.data.map_or(0, str::len) + 64;
         let mut text = String::with_capacity(length);
@@ -31,8 +31,8 @@ impl Event<'_> {
         if let Some(retry) = self.retry {
             field(&mut text, "retry", &retry.to_string());
         }
-        // A carriage return ends a line there, too; between the tokens of JSON it means
-        // as much as a line feed, and it cannot stand within them.
+        // A carriage return also ends a line in SSE. JSON has it only between tokens, where it means
+        // the same as a line feed.
         if let Some(data) = self.data {
             for line in data.split('\n') {
                 let line = line.strip_suffix('\r').unwrap_or(line);

@@ -1,4 +1,4 @@
-//! Streamable HTTP in the revisions that have sessions: 2024-11-05 to 2025-11-25.
+//! Streamable HTTP of the protocol revisions with sessions: 2024-11-05 to 2025-11-25.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,360 +6,384 @@ use std::time::Duration;
 use http::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode};
 
-use crate::answer::{self, Content, Numbering, Refusal};
+use crate::answer::{self, EventIds, McpBody, RefusalResponse};
 use crate::bridge::Bridge;
-use crate::caller::same;
-use crate::event_buffer::{Heard, Said};
-use crate::incoming::{Incoming, LAST_EVENT, REVISIONS, VERSION, text};
-use crate::rpc::{Kind, Message, code};
-use crate::session::{Expected, STANDING, Session, SessionError, Way};
-use crate::tools::Served;
+use crate::caller::is_same_caller;
+use crate::event_buffer::{BufferedMessage, ReadOutcome};
+use crate::incoming::{Incoming, LAST_EVENT_ID, PROTOCOL_VERSION, REVISIONS, header_text};
+use crate::rpc::{RpcKind, RpcMessage, code};
+use crate::session::{PendingResponse, STANDING_BUFFER, Session, SessionError, SessionTransport};
+use crate::tools::StdioServer;
 
-/// The name of a session.
+/// Header with the session id.
 pub const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// Since when a stream begins with an event that says nothing.
-const PRIMED_SINCE: &str = "2025-11-25";
+/// First revision whose streams begin with an event without data, so that a client has an id to
+/// resume from.
+const PRIMING_REVISION: &str = "2025-11-25";
 
-/// The one revision with batches.
-const BATCHES: &str = "2025-03-26";
+/// The only revision with batches.
+const BATCH_REVISION: &str = "2025-03-26";
 
-/// The most messages of a batch.
-const MOST_IN_BATCH: usize = 100;
+/// Maximum number of messages in a batch.
+const MAX_BATCH: usize = 100;
 
-/// How long an answer may take and still come as one JSON text instead of a stream.
-const AT_ONCE: Duration = Duration::from_millis(200);
+/// After this time the response becomes an event stream instead of one JSON text.
+const SINGLE_REPLY_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How long the answer to a client waits for the end of a server that was not started.
+/// How long a failed `initialize` waits for the server's exit code, which the error reports.
 const END_WAIT: Duration = Duration::from_secs(6);
 
-/// Answers a request to `/mcp/<tool>` that has nothing of 2026.
+/// Answers a request to `/mcp/<tool>` of a revision with sessions.
 pub async fn answer(
     bridge: &Arc<Bridge>,
-    served: &Arc<Served>,
+    served: &Arc<StdioServer>,
     incoming: Incoming,
-) -> Response<Content> {
-    if let Some(version) = text(&incoming.head.headers, &VERSION)
+) -> Response<McpBody> {
+    if let Some(version) = header_text(&incoming.head.headers, &PROTOCOL_VERSION)
         && !REVISIONS.contains(&version)
     {
         let why = format!(
             "Bad Request: unsupported protocol version; supported are {}",
             REVISIONS.join(", ")
         );
-        return answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, &why);
+        return answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, &why);
     }
     match incoming.head.method {
         Method::POST => post(bridge, served, incoming).await,
         Method::GET => get(bridge, served, &incoming),
         Method::DELETE => delete(bridge, served, &incoming),
-        _ => answer::not_allowed("GET, POST, DELETE"),
+        _ => answer::method_not_allowed("GET, POST, DELETE"),
     }
 }
 
-async fn post(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: Incoming) -> Response<Content> {
+async fn post(
+    bridge: &Arc<Bridge>,
+    served: &Arc<StdioServer>,
+    incoming: Incoming,
+) -> Response<McpBody> {
     let headers = &incoming.head.headers;
     if !accepts(headers, "application/json") && !accepts(headers, "text/event-stream") {
         let why = "Not Acceptable: accept application/json and text/event-stream";
-        return answer::failure(StatusCode::NOT_ACCEPTABLE, None, code::INVALID, why);
+        return answer::rpc_error(StatusCode::NOT_ACCEPTABLE, None, code::INVALID_REQUEST, why);
     }
     if incoming.body.trim_ascii_start().starts_with(b"[") {
         return batch(bridge, served, &incoming).await;
     }
-    let message = match Message::read_bytes(incoming.body.to_vec()) {
+    let message = match RpcMessage::read_bytes(incoming.body.to_vec()) {
         Ok(message) => message,
         Err(bad) => {
             let why = bad.to_string();
-            return answer::failure(StatusCode::BAD_REQUEST, None, bad.code(), &why);
+            return answer::rpc_error(StatusCode::BAD_REQUEST, None, bad.code(), &why);
         }
     };
-    if message.method() == Some("initialize") && message.kind() == Kind::Request {
+    if message.method() == Some("initialize") && message.kind() == RpcKind::Request {
         return open(bridge, served, &incoming, message).await;
     }
     let session = match session(bridge, served, &incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
-    let attendance = session.attend();
-    if message.kind() != Kind::Request {
-        return match session.tell(message).await {
-            Ok(()) => answer::bare(StatusCode::ACCEPTED),
+    let session_use = session.begin_use();
+    if message.kind() != RpcKind::Request {
+        return match session.send_message(message).await {
+            Ok(()) => answer::empty_response(StatusCode::ACCEPTED),
             Err(error) => refuse(&error, None),
         };
     }
     let id = message.id().map(str::to_owned);
-    match session.ask(message, incoming.call_headers()).await {
-        Ok(expected) => {
+    match session.send_request(message, incoming.call_headers()).await {
+        Ok(response) => {
             let streams = accepts(headers, "text/event-stream");
-            speak(&session, expected, streams, Box::new(attendance)).await
+            respond(&session, response, streams, Box::new(session_use)).await
         }
         Err(error) => refuse(&error, id.as_deref()),
     }
 }
 
-/// A new session: its server says who it is.
+/// Opens a session and answers `initialize`.
 async fn open(
     bridge: &Arc<Bridge>,
-    served: &Arc<Served>,
+    served: &Arc<StdioServer>,
     incoming: &Incoming,
-    message: Message,
-) -> Response<Content> {
+    message: RpcMessage,
+) -> Response<McpBody> {
     let id = message.id().map(str::to_owned);
-    let opened = bridge.open(served, &incoming.caller, Way::Streamable).await;
+    let opened = bridge
+        .open(served, &incoming.caller, SessionTransport::Streamable)
+        .await;
     let session = match opened {
         Ok(session) => session,
         Err(error) => return refuse(&error, id.as_deref()),
     };
-    let attendance = session.attend();
-    let expected = match session.ask(message, incoming.call_headers()).await {
-        Ok(expected) => expected,
-        // It ended before it read anything: it was not started.
-        Err(SessionError::Gone(_) | SessionError::Write(_)) => {
-            return not_started(bridge, &session, id.as_deref()).await;
+    let session_use = session.begin_use();
+    let response = match session.send_request(message, incoming.call_headers()).await {
+        Ok(response) => response,
+        // The server ended before it read the request: its start failed.
+        Err(SessionError::ProcessEnded(_) | SessionError::Write(_)) => {
+            return fail_start(bridge, &session, id.as_deref()).await;
         }
         Err(error) => {
             bridge.close(session.id());
             return refuse(&error, id.as_deref());
         }
     };
-    // A client learns its session from the head of this answer, so it must be certain.
-    let mut reader = expected.event_buffer.read(0);
-    let said = loop {
+    // The response head carries the session id, so the server must have answered before it is sent.
+    let mut reader = response.event_buffer.read(0);
+    let answer = loop {
         match reader.next(served.timeout()).await {
-            Heard::Said(said) if said.last => break Some(said),
-            Heard::Said(_) => {}
-            Heard::Nothing | Heard::Over => break None,
+            ReadOutcome::Message(message) if message.last => break Some(message),
+            ReadOutcome::Message(_) => {}
+            ReadOutcome::TimedOut | ReadOutcome::Closed => break None,
         }
     };
-    drop(attendance);
-    let Some(said) = said.filter(|_| session.version().is_some()) else {
-        return not_started(bridge, &session, id.as_deref()).await;
+    drop(session_use);
+    let Some(answer) = answer.filter(|_| session.version().is_some()) else {
+        return fail_start(bridge, &session, id.as_deref()).await;
     };
-    let mut response = answer::json_text(StatusCode::OK, said.text.to_string());
+    let mut response = answer::json_text(StatusCode::OK, answer.text.to_string());
     if let Ok(name) = HeaderValue::from_str(session.id()) {
         response.headers_mut().insert(SESSION, name);
     }
     response
 }
 
-/// Ends a session whose server did not introduce itself.
-async fn not_started(bridge: &Bridge, session: &Session, id: Option<&str>) -> Response<Content> {
+/// Ends a session whose server did not complete `initialize`, and answers with the error.
+async fn fail_start(bridge: &Bridge, session: &Session, id: Option<&str>) -> Response<McpBody> {
     let is_alive = session.process().is_alive();
     bridge.close(session.id());
     let ended = tokio::time::timeout(END_WAIT, session.process().ended()).await;
     let error = match ended {
-        Ok(gone) if !is_alive => gone.to_string(),
-        Ok(_) | Err(_) => "the server did not introduce itself".to_owned(),
+        Ok(ended) if !is_alive => ended.to_string(),
+        Ok(_) | Err(_) => "the server did not answer initialize".to_owned(),
     };
     session.report_failed_start(&error);
-    let why = format!("{} was not started: {error}", session.served().name());
-    answer::failure(StatusCode::SERVICE_UNAVAILABLE, id, code::GONE, &why)
+    let why = format!("{} failed to start: {error}", session.served().name());
+    answer::rpc_error(
+        StatusCode::SERVICE_UNAVAILABLE,
+        id,
+        code::SERVER_ENDED,
+        &why,
+    )
 }
 
-/// The answer, at once where it comes at once, else as a stream.
-async fn speak(
+/// Responds with one JSON text if the answer comes soon, else with an event stream.
+async fn respond(
     session: &Arc<Session>,
-    expected: Expected,
+    response: PendingResponse,
     streams: bool,
-    held: answer::Held,
-) -> Response<Content> {
-    let mut reader = expected.event_buffer.read(0);
-    let patience = if streams {
-        AT_ONCE
+    held: answer::StreamGuard,
+) -> Response<McpBody> {
+    let mut reader = response.event_buffer.read(0);
+    let wait = if streams {
+        SINGLE_REPLY_TIMEOUT
     } else {
         session.served().timeout()
     };
-    let mut first: Vec<Said> = Vec::new();
-    match reader.next(patience).await {
-        Heard::Said(said) if said.last => {
-            session.forget(expected.number);
-            return answer::json_text(StatusCode::OK, said.text.to_string());
+    let mut first: Vec<BufferedMessage> = Vec::new();
+    match reader.next(wait).await {
+        ReadOutcome::Message(message) if message.last => {
+            session.forget(response.number);
+            return answer::json_text(StatusCode::OK, message.text.to_string());
         }
-        Heard::Said(said) => first.push(said),
-        Heard::Nothing => {}
-        // It was cancelled: there is nothing to say.
-        Heard::Over => return answer::bare(StatusCode::ACCEPTED),
+        ReadOutcome::Message(message) => first.push(message),
+        ReadOutcome::TimedOut => {}
+        // The client cancelled the request: there is no answer.
+        ReadOutcome::Closed => return answer::empty_response(StatusCode::ACCEPTED),
     }
     if !streams {
-        // Such a client cannot hear of anything but the answer.
+        // Without a stream the client can receive the answer only.
         loop {
             match reader.next(session.served().timeout()).await {
-                Heard::Said(said) if said.last => {
-                    return answer::json_text(StatusCode::OK, said.text.to_string());
+                ReadOutcome::Message(message) if message.last => {
+                    return answer::json_text(StatusCode::OK, message.text.to_string());
                 }
-                Heard::Said(_) | Heard::Nothing => {}
-                Heard::Over => return answer::bare(StatusCode::ACCEPTED),
+                ReadOutcome::Message(_) | ReadOutcome::TimedOut => {}
+                ReadOutcome::Closed => return answer::empty_response(StatusCode::ACCEPTED),
             }
         }
     }
     let primed = session
         .version()
         .as_deref()
-        .is_some_and(|version| version >= PRIMED_SINCE);
-    let event_buffer = expected.number;
-    let numbering = Numbering::EventBuffer {
+        .is_some_and(|version| version >= PRIMING_REVISION);
+    let event_buffer = response.number;
+    let numbering = EventIds::EventBuffer {
         event_buffer,
         primed,
     };
-    answer::events(reader, 0, first, numbering, None, held)
+    answer::buffered_events(reader, 0, first, numbering, None, held)
 }
 
-/// Several messages at once, which one revision has.
+/// Answers a batch of messages, which only one revision has.
 async fn batch(
     bridge: &Arc<Bridge>,
-    served: &Arc<Served>,
+    served: &Arc<StdioServer>,
     incoming: &Incoming,
-) -> Response<Content> {
-    let bad = |why: &str| answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, why);
+) -> Response<McpBody> {
+    let refuse_batch =
+        |why: &str| answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, why);
     let session = match session(bridge, served, incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
-    if session.version().as_deref() != Some(BATCHES) {
-        return bad("Bad Request: batches exist in revision 2025-03-26 only");
+    if session.version().as_deref() != Some(BATCH_REVISION) {
+        return refuse_batch("Bad Request: only revision 2025-03-26 supports batches");
     }
     let parts: Vec<&serde_json::value::RawValue> = match serde_json::from_slice(&incoming.body) {
         Ok(parts) => parts,
         Err(error) => {
             let why = error.to_string();
-            return answer::failure(StatusCode::BAD_REQUEST, None, code::PARSE, &why);
+            return answer::rpc_error(StatusCode::BAD_REQUEST, None, code::PARSE_ERROR, &why);
         }
     };
-    if parts.is_empty() || parts.len() > MOST_IN_BATCH {
-        return bad("Bad Request: a batch has 1 to 100 messages");
+    if parts.is_empty() || parts.len() > MAX_BATCH {
+        return refuse_batch("Bad Request: a batch must have 1 to 100 messages");
     }
     let mut messages = Vec::with_capacity(parts.len());
     for part in parts {
-        match Message::read(part.get().to_owned()) {
+        match RpcMessage::read(part.get().to_owned()) {
             Ok(message) if message.method() == Some("initialize") => {
-                return bad("Bad Request: initialize must stand alone");
+                return refuse_batch("Bad Request: initialize must not be part of a batch");
             }
             Ok(message) => messages.push(message),
-            Err(error) => return bad(&error.to_string()),
+            Err(error) => return refuse_batch(&error.to_string()),
         }
     }
-    let _attendance = session.attend();
-    let mut awaited = Vec::new();
+    let _session_use = session.begin_use();
+    let mut pending = Vec::new();
     for message in messages {
-        if message.kind() == Kind::Request {
+        if message.kind() == RpcKind::Request {
             let id = message.id().map(str::to_owned);
-            match session.ask(message, incoming.call_headers()).await {
-                Ok(expected) => awaited.push(expected),
+            match session.send_request(message, incoming.call_headers()).await {
+                Ok(response) => pending.push(response),
                 Err(error) => return refuse(&error, id.as_deref()),
             }
-        } else if let Err(error) = session.tell(message).await {
+        } else if let Err(error) = session.send_message(message).await {
             return refuse(&error, None);
         }
     }
-    if awaited.is_empty() {
-        return answer::bare(StatusCode::ACCEPTED);
+    if pending.is_empty() {
+        return answer::empty_response(StatusCode::ACCEPTED);
     }
-    let mut answers = Vec::with_capacity(awaited.len());
-    for expected in awaited {
-        let mut reader = expected.event_buffer.read(0);
+    let mut answers = Vec::with_capacity(pending.len());
+    for response in pending {
+        let mut reader = response.event_buffer.read(0);
         loop {
             match reader.next(served.timeout()).await {
-                Heard::Said(said) if said.last => break answers.push(said.text.to_string()),
-                Heard::Said(said) => session.standing().push(said.text.to_string()).await,
-                // It takes its time, or waits for an operator's answer.
-                Heard::Nothing => {}
-                Heard::Over => break,
+                ReadOutcome::Message(message) if message.last => {
+                    break answers.push(message.text.to_string());
+                }
+                ReadOutcome::Message(message) => {
+                    session.standing().push(message.text.to_string()).await;
+                }
+                // The call is still running, or waits for the operator.
+                ReadOutcome::TimedOut => {}
+                ReadOutcome::Closed => break,
             }
         }
     }
     answer::json_text(StatusCode::OK, format!("[{}]", answers.join(",")))
 }
 
-/// The standing stream, or one that broke.
-fn get(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Response<Content> {
+/// Answers a GET: the standing stream, or the rest of an interrupted stream.
+fn get(bridge: &Arc<Bridge>, served: &Arc<StdioServer>, incoming: &Incoming) -> Response<McpBody> {
     let headers = &incoming.head.headers;
     if !accepts(headers, "text/event-stream") {
         let why = "Not Acceptable: accept text/event-stream";
-        return answer::failure(StatusCode::NOT_ACCEPTABLE, None, code::INVALID, why);
+        return answer::rpc_error(StatusCode::NOT_ACCEPTABLE, None, code::INVALID_REQUEST, why);
     }
     let session = match session(bridge, served, incoming) {
         Ok(session) => session,
         Err(refusal) => return *refusal,
     };
-    let (number, after) = match text(headers, &LAST_EVENT).map(read_event) {
-        None => (STANDING, None),
+    let (number, after) = match header_text(headers, &LAST_EVENT_ID).map(parse_event_id) {
+        None => (STANDING_BUFFER, None),
         Some(Some((event_buffer, after))) => (event_buffer, Some(after)),
         Some(None) => {
-            let why = "Bad Request: Last-Event-ID is none of ours";
-            return answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, why);
+            let why = "Bad Request: invalid Last-Event-ID";
+            return answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, why);
         }
     };
     let Some(event_buffer) = session.event_buffer(number) else {
-        // What was said there is forgotten; the client asks again.
-        let why = "Not Found: nothing is kept of that stream";
-        return answer::failure(StatusCode::NOT_FOUND, None, code::INVALID, why);
+        // The buffer was evicted; the client has to send its request again.
+        let why = "Not Found: the stream is no longer available; send the request again";
+        return answer::rpc_error(StatusCode::NOT_FOUND, None, code::INVALID_REQUEST, why);
     };
     let version = session.version();
     let primed = version
         .as_deref()
-        .is_some_and(|version| version >= PRIMED_SINCE);
-    let after = after.unwrap_or_else(|| event_buffer.heard());
+        .is_some_and(|version| version >= PRIMING_REVISION);
+    let after = after.unwrap_or_else(|| event_buffer.last_read());
     let reader = event_buffer.read(after);
-    let numbering = Numbering::EventBuffer {
+    let numbering = EventIds::EventBuffer {
         event_buffer: number,
         primed,
     };
-    let held = Box::new(session.attend());
-    answer::events(reader, after, Vec::new(), numbering, None, held)
+    let held = Box::new(session.begin_use());
+    answer::buffered_events(reader, after, Vec::new(), numbering, None, held)
 }
 
-fn read_event(id: &str) -> Option<(u64, u64)> {
+/// The event buffer and the message number of an event id.
+fn parse_event_id(id: &str) -> Option<(u64, u64)> {
     let (event_buffer, number) = id.split_once('-')?;
     Some((event_buffer.parse().ok()?, number.parse().ok()?))
 }
 
-fn delete(bridge: &Arc<Bridge>, served: &Arc<Served>, incoming: &Incoming) -> Response<Content> {
+fn delete(
+    bridge: &Arc<Bridge>,
+    served: &Arc<StdioServer>,
+    incoming: &Incoming,
+) -> Response<McpBody> {
     match session(bridge, served, incoming) {
         Ok(session) => {
             bridge.close(session.id());
-            answer::bare(StatusCode::NO_CONTENT)
+            answer::empty_response(StatusCode::NO_CONTENT)
         }
         Err(refusal) => *refusal,
     }
 }
 
-/// The session that a request names. Somebody else's is as unknown as none.
+/// The session that a request names. A session of another caller counts as not found.
 fn session(
     bridge: &Arc<Bridge>,
-    served: &Arc<Served>,
+    served: &Arc<StdioServer>,
     incoming: &Incoming,
-) -> Result<Arc<Session>, Refusal> {
-    let Some(name) = text(&incoming.head.headers, &SESSION) else {
+) -> Result<Arc<Session>, RefusalResponse> {
+    let Some(name) = header_text(&incoming.head.headers, &SESSION) else {
         let why = "Bad Request: the Mcp-Session-Id header is missing";
-        let refusal = answer::failure(StatusCode::BAD_REQUEST, None, code::INVALID, why);
+        let refusal = answer::rpc_error(StatusCode::BAD_REQUEST, None, code::INVALID_REQUEST, why);
         return Err(Box::new(refusal));
     };
     let session = bridge.session(name).filter(|session| {
-        session.way() == Way::Streamable
+        session.transport() == SessionTransport::Streamable
             && session.served().name() == served.name()
-            && same(session.caller(), &incoming.caller)
+            && is_same_caller(session.caller(), &incoming.caller)
     });
     session.ok_or_else(|| {
         let why = "Session not found";
-        Box::new(answer::failure(
+        Box::new(answer::rpc_error(
             StatusCode::NOT_FOUND,
             None,
-            code::GONE,
+            code::SERVER_ENDED,
             why,
         ))
     })
 }
 
-/// What a session's refusal is in HTTP.
-pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<Content> {
+/// The HTTP response for a session error.
+pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<McpBody> {
     let (status, code) = match error {
-        SessionError::Gone(_) => (StatusCode::NOT_FOUND, code::GONE),
-        SessionError::Write(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::INTERNAL),
-        SessionError::Busy => (StatusCode::TOO_MANY_REQUESTS, code::INTERNAL),
-        SessionError::Full => (StatusCode::SERVICE_UNAVAILABLE, code::INTERNAL),
-        SessionError::Twice | SessionError::NoNotice => (StatusCode::BAD_REQUEST, code::INVALID),
-        SessionError::Launch(error) => (error.status(), code::INTERNAL),
+        SessionError::ProcessEnded(_) => (StatusCode::NOT_FOUND, code::SERVER_ENDED),
+        SessionError::Write(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::INTERNAL_ERROR),
+        SessionError::TooManyRequests => (StatusCode::TOO_MANY_REQUESTS, code::INTERNAL_ERROR),
+        SessionError::TooManySessions => (StatusCode::SERVICE_UNAVAILABLE, code::INTERNAL_ERROR),
+        SessionError::DuplicateId | SessionError::NotNotification => {
+            (StatusCode::BAD_REQUEST, code::INVALID_REQUEST)
+        }
+        SessionError::Launch(error) => (error.status(), code::INTERNAL_ERROR),
     };
-    let mut response = answer::failure(status, id, code, &error.to_string());
+    let mut response = answer::rpc_error(status, id, code, &error.to_string());
     if let SessionError::Launch(crate::launch::LaunchError::Waiting { wait, .. }) = error {
         let seconds = wait.as_secs() + 1;
         let headers = response.headers_mut();
@@ -368,7 +392,7 @@ pub fn refuse(error: &SessionError, id: Option<&str>) -> Response<Content> {
     response
 }
 
-/// Whether the client takes `kind`. Who says nothing takes everything.
+/// Whether the client accepts the media type `kind`. Without an Accept header it accepts all.
 pub fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     let mut all = headers.get_all(ACCEPT).iter().peekable();
     if all.peek().is_none() {

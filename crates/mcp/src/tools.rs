@@ -1,40 +1,40 @@
-//! The servers behind the bridge, as the operator configured them.
+//! The configured stdio servers (tools) of the bridge: start, restart backoff and tool filter.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use config::section::tools::{BridgedServer, RuntimeKind};
-use policy::toolbox::Toolbox;
+use policy::toolbox::ToolRules;
 use policy::verdict::Denial;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::fingerprint::Fingerprints;
-use crate::launch::{LaunchError, Launched, Launcher};
+use crate::launch::{LaunchError, LaunchedProgram, Launcher};
 use crate::metrics::Metrics;
-use crate::process::{Home, Label, Process};
-use crate::rpc::{self, Fields, Message};
+use crate::process::{MessageHandler, Process, ProcessLabel};
+use crate::rpc::{self, Fields, RpcMessage};
 use crate::shutdown::Shutdown;
 
-/// The first wait after a server that ended too early; doubled each time.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// Backoff after the first failed start of a server; doubled with each further failure.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The longest.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// Maximum backoff.
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// How long a call may take where the operator says nothing.
-const CALL_TIMEOUT: Duration = Duration::from_secs(600);
+/// Default timeout of a call.
+const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The answer to a call of a tool whose runtime is e2b.
-const NOT_BUILT: LaunchError = LaunchError::NotBuilt("e2b");
+/// The error for a tool with the runtime e2b.
+const E2B_NOT_IMPLEMENTED: LaunchError = LaunchError::NotImplemented("e2b");
 
-/// Starts servers by where they run.
+/// The launchers of the runtimes.
 #[derive(Clone)]
 pub struct Launchers {
-    /// On this machine.
+    /// Starts programs on this machine.
     pub local: Arc<dyn Launcher>,
-    /// In a sandbox.
+    /// Starts programs in a sandbox.
     pub sandbox: Arc<dyn Launcher>,
 }
 
@@ -44,39 +44,39 @@ impl std::fmt::Debug for Launchers {
     }
 }
 
-/// One server. Dropped from the settings or changed there, it is told to end: its sessions
-/// belong to this value, not to its name.
+/// One configured server. When the settings remove or change the server, its token `stop` is
+/// cancelled, which ends the sessions of this value; a new value has new sessions.
 #[derive(Debug)]
-pub struct Served {
+pub struct StdioServer {
     name: Arc<str>,
     config: BridgedServer,
-    toolbox: Toolbox,
+    toolbox: ToolRules,
     launchers: Launchers,
     fingerprints: Arc<Fingerprints>,
-    failures: Mutex<Failures>,
+    failures: Mutex<StartFailures>,
     stop: CancellationToken,
     shutdown: Arc<Shutdown>,
 }
 
-/// Starts that failed since the last one that did not.
+/// Failed starts since the last successful one.
 #[derive(Debug, Default)]
-struct Failures {
+struct StartFailures {
     count: u32,
     until: Option<Instant>,
     error: String,
 }
 
-/// Why a server cannot be used.
+/// Why a server is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unavailable {
-    /// How often it was not started in a row.
+pub struct ToolUnavailable {
+    /// Number of consecutive failed starts.
     pub failures: u32,
-    /// Why not, the last time.
+    /// The error of the last start.
     pub error: String,
 }
 
-impl Served {
-    /// A server as configured.
+impl StdioServer {
+    /// Creates a server from its configuration.
     pub fn new(
         config: BridgedServer,
         launchers: Launchers,
@@ -96,79 +96,86 @@ impl Served {
         }
     }
 
-    /// Its name.
+    /// The configured name.
     pub fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// How it is configured.
+    /// The configuration.
     pub fn config(&self) -> &BridgedServer {
         &self.config
     }
 
-    /// The word for where it runs.
+    /// Name of the runtime.
     pub fn runtime(&self) -> &'static str {
         self.config.runtime.kind.as_str()
     }
 
-    /// How long a call may take.
+    /// Timeout of a call.
     pub fn timeout(&self) -> Duration {
-        self.config.runtime.timeout.unwrap_or(CALL_TIMEOUT)
+        self.config.runtime.timeout.unwrap_or(DEFAULT_CALL_TIMEOUT)
     }
 
-    /// Ends with the server's place in the settings.
+    /// Cancelled when the settings remove or change the server.
     pub fn stop(&self) -> &CancellationToken {
         &self.stop
     }
 
-    /// Whether `caller` may know that it exists. What runs as the operator is not for agents
-    /// in sandboxes unless the operator says so.
-    pub fn is_visible_to(&self, caller: &Caller) -> bool {
+    /// Whether `caller` may see the server. Servers that run on the host are hidden from agents in
+    /// sandboxes unless `expose` is set.
+    pub fn is_visible_to(&self, caller: &McpCaller) -> bool {
         match self.config.runtime.kind {
             RuntimeKind::Sandbox => true,
             RuntimeKind::Local | RuntimeKind::E2b => caller.sandbox.is_none() || self.config.expose,
         }
     }
 
-    /// Starts its program for `caller`, unless it has failed lately.
-    pub async fn launch(&self, caller: &Caller) -> Result<Launched, LaunchError> {
+    /// Starts the program for `caller`, unless the server is in its backoff.
+    pub async fn launch(&self, caller: &McpCaller) -> Result<LaunchedProgram, LaunchError> {
         if self.stop.is_cancelled() {
-            return Err(LaunchError::Failed("it is not served any more".to_owned()));
+            return Err(LaunchError::Failed(
+                "the server was removed from the configuration".to_owned(),
+            ));
         }
-        if let Some((failures, wait)) = self.wait() {
+        if let Some((failures, wait)) = self.backoff() {
             return Err(LaunchError::Waiting { failures, wait });
         }
-        // The gate's stop waits for a start that is in progress.
+        // The gate's shutdown waits for a start in progress.
         let _starting = self.shutdown.hold();
         let launched = match self.config.runtime.kind {
             RuntimeKind::Local => self.launchers.local.launch(&self.config, caller).await,
             RuntimeKind::Sandbox => self.launchers.sandbox.launch(&self.config, caller).await,
             RuntimeKind::E2b => {
                 tracing::info!(tool = %self.name, runtime = "e2b", "mcp tool runtime not implemented");
-                return Err(NOT_BUILT);
+                return Err(E2B_NOT_IMPLEMENTED);
             }
         };
         if let Err(error) = &launched {
-            self.failed(&error.to_string());
+            self.record_start_failure(&error.to_string());
         }
         launched
     }
 
-    /// Takes over what was launched. What the server says by itself goes to `home`.
-    pub fn keep(&self, launched: Launched, home: Arc<dyn Home>, metrics: &Metrics) -> Arc<Process> {
-        let label = Label {
+    /// Attaches to a launched program. Requests and notifications of the server go to `handler`.
+    pub fn attach(
+        &self,
+        launched: LaunchedProgram,
+        handler: Arc<dyn MessageHandler>,
+        metrics: &Metrics,
+    ) -> Arc<Process> {
+        let label = ProcessLabel {
             tool: Arc::clone(&self.name),
             runtime: self.config.runtime.kind,
         };
-        Process::keep(launched, label, home, metrics.clone(), &self.shutdown)
+        Process::attach(launched, label, handler, metrics.clone(), &self.shutdown)
     }
 
-    /// It was not started, or ended before it was of any use.
-    pub fn failed(&self, error: &str) {
+    /// Records a failed start: the program did not start, or ended before it answered `initialize`.
+    pub fn record_start_failure(&self, error: &str) {
         let mut failures = self.failures();
         failures.count = failures.count.saturating_add(1);
-        let doubled = FIRST_WAIT.saturating_mul(1 << (failures.count - 1).min(16));
-        let wait = doubled.min(LONGEST_WAIT);
+        let doubled = MIN_BACKOFF.saturating_mul(1 << (failures.count - 1).min(16));
+        let wait = doubled.min(MAX_BACKOFF);
         failures.until = Some(Instant::now() + wait);
         error.clone_into(&mut failures.error);
         let count = failures.count;
@@ -182,71 +189,71 @@ impl Served {
         );
     }
 
-    /// It is of use.
-    pub fn worked(&self) {
-        *self.failures() = Failures::default();
+    /// Records a successful start, which resets the backoff.
+    pub fn record_start_success(&self) {
+        *self.failures() = StartFailures::default();
     }
 
-    /// How often it failed in a row, and for how long it is left alone.
-    pub fn wait(&self) -> Option<(u32, Duration)> {
+    /// The number of consecutive failures and the remaining backoff; none if a start may be tried.
+    pub fn backoff(&self) -> Option<(u32, Duration)> {
         let failures = self.failures();
         let left = failures.until?.checked_duration_since(Instant::now())?;
         Some((failures.count, left))
     }
 
-    /// Why it cannot be used; none where its last start succeeded, or there was none yet.
-    pub fn unavailable(&self) -> Option<Unavailable> {
+    /// Why the server is unavailable; none if the last start succeeded or there was none yet.
+    pub fn unavailable(&self) -> Option<ToolUnavailable> {
         if self.config.runtime.kind == RuntimeKind::E2b {
-            return Some(Unavailable {
+            return Some(ToolUnavailable {
                 failures: 0,
-                error: NOT_BUILT.to_string(),
+                error: E2B_NOT_IMPLEMENTED.to_string(),
             });
         }
         let failures = self.failures();
-        (failures.count > 0).then(|| Unavailable {
+        (failures.count > 0).then(|| ToolUnavailable {
             failures: failures.count,
             error: failures.error.clone(),
         })
     }
 
-    fn failures(&self) -> std::sync::MutexGuard<'_, Failures> {
+    fn failures(&self) -> std::sync::MutexGuard<'_, StartFailures> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `caller` may use its tool `name`.
-    pub fn judge(&self, name: &str, caller: &Caller) -> Result<(), Denial> {
+    /// Whether `caller` may use the tool `name` of this server.
+    pub fn check_tool(&self, name: &str, caller: &McpCaller) -> Result<(), Denial> {
         let sandbox = caller.sandbox.as_ref().map(|id| id.as_str());
         self.toolbox.judge(name, &caller.agent, sandbox)?;
-        self.fingerprints.judge(&self.name, name)
+        self.fingerprints.check(&self.name, name)
     }
 
-    /// The answer to `tools/list` without what `caller` may not use or must not see.
-    pub fn listed(&self, answer: Message, caller: &Caller) -> String {
+    /// Removes the tools that `caller` may not use from an answer to `tools/list`.
+    pub fn filter_tools(&self, answer: RpcMessage, caller: &McpCaller) -> String {
         let Some(result) = answer.result() else {
             return answer.into_text();
         };
-        let Some(place) = rpc::find(result, 0..result.len(), &["tools"]) else {
+        let Some(range) = rpc::find(result, 0..result.len(), &["tools"]) else {
             return answer.into_text();
         };
-        let list = result.get(place.clone()).unwrap_or_default();
+        let list = result.get(range.clone()).unwrap_or_default();
         let Ok(tools) = serde_json::from_str::<Vec<&serde_json::value::RawValue>>(list) else {
-            // What is no list of tools shows none.
-            let none = rpc::splice(result, place, "[]");
-            return answer.with_result(&none);
+            // An invalid list is replaced by an empty one.
+            let empty = rpc::splice(result, range, "[]");
+            return answer.with_result(&empty);
         };
-        let kept: Vec<&str> = tools
+        let visible: Vec<&str> = tools
             .iter()
             .map(|tool| tool.get())
             .filter(|tool| self.may_see(tool, caller))
             .collect();
-        if kept.len() == tools.len() {
+        if visible.len() == tools.len() {
             return answer.into_text();
         }
-        let result = rpc::splice(result, place, &format!("[{}]", kept.join(",")));
+        let result = rpc::splice(result, range, &format!("[{}]", visible.join(",")));
         answer.with_result(&result)
     }
 
-    fn may_see(&self, tool: &str, caller: &Caller) -> bool {
+    fn may_see(&self, tool: &str, caller: &McpCaller) -> bool {
         let Ok(fields) = serde_json::from_str::<Fields<'_>>(tool) else {
             return false;
         };
@@ -257,11 +264,11 @@ impl Served {
         let Ok(name) = serde_json::from_str::<String>(name.get()) else {
             return false;
         };
-        // A second name would be another reader's first.
+        // With two names, another parser might use the other one.
         if names.next().is_some() {
             return false;
         }
-        self.fingerprints.note(&self.name, &name, tool);
-        self.judge(&name, caller).is_ok()
+        self.fingerprints.record(&self.name, &name, tool);
+        self.check_tool(&name, caller).is_ok()
     }
 }

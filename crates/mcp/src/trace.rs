@@ -1,36 +1,36 @@
-//! One trace from a hook through the bridge to the tool, in the words of W3C Trace Context.
+//! W3C Trace Context: one trace from a hook through the bridge to the tool.
 //!
-//! Without a collector nobody makes spans; a trace that somebody else began still passes
-//! through to the tool.
+//! Without a collector this gate creates no spans; the trace of a client is still passed to the
+//! tool.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The header, and the field of `_meta`, that name a span.
+/// Name of the header and of the `_meta` field that identify a span.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Makes `span` a child of the span that `parent` names.
+/// Makes `span` a child of the span that the traceparent `parent` identifies.
 pub fn continue_from(span: &Span, parent: Option<&str>) {
-    let Some(parent) = parent.and_then(read) else {
+    let Some(parent) = parent.and_then(parse) else {
         return;
     };
     let parent = opentelemetry::Context::new().with_remote_span_context(parent);
     if let Err(error) = span.set_parent(parent) {
-        tracing::debug!(%error, "a span has no place in its trace");
+        tracing::debug!(%error, "mcp span not attached to its parent trace");
     }
 }
 
-/// The name of `span`, where somebody collects spans.
-pub fn name_of(span: &Span) -> Option<String> {
+/// The traceparent of `span`; none if no collector is configured.
+pub fn traceparent_of(span: &Span) -> Option<String> {
     let context = span.context();
     let own = context.span().span_context().clone();
     own.is_valid().then(|| write(&own))
 }
 
-/// `00-<32 hex>-<16 hex>-<2 hex>`, as version 00 of the standard has it. A later version may
-/// say more behind that.
-fn read(text: &str) -> Option<SpanContext> {
+/// Parses `00-<32 hex>-<16 hex>-<2 hex>`, version 00 of the standard. Later versions may append
+/// more fields.
+fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.trim().split('-');
     let mut part = |length: usize| {
         let part = parts.next()?;
@@ -66,14 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_standard_calls_a_name_is_one() {
+    fn traceparent_is_parsed_as_the_standard_requires() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         assert_eq!(
-            read(good).map(|context| write(&context)).as_deref(),
+            parse(good).map(|context| write(&context)).as_deref(),
             Some(good)
         );
         let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more";
-        assert!(read(later).is_some());
+        assert!(parse(later).is_some());
         for bad in [
             "",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
@@ -84,7 +84,7 @@ mod tests {
             "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
             "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
         ] {
-            assert!(read(bad).is_none(), "{bad}");
+            assert!(parse(bad).is_none(), "{bad}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The seed's correctness properties that concern the bridge, under their numbers. Those that
-//! need a whole gate (9, 10, and 6 in sandboxes) are in tests/mcp/properties.rs.
+//! Numbered correctness properties of the original specification that concern the bridge. Those
+//! that need a whole gate (9, 10, and 6 in sandboxes) are in tests/mcp/properties.rs.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,28 +16,28 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use mcp::bridge::Bridge;
 use mcp::call_headers::CallHeaders;
-use mcp::caller::Caller;
+use mcp::caller::McpCaller;
 use mcp::context::{CORRELATION, Contexts};
-use mcp::event_buffer::Heard;
+use mcp::event_buffer::ReadOutcome;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
 use mcp::hold_terms::HoldTerms;
 use mcp::interceptor::Interceptor;
-use mcp::launch::{LaunchError, Launched, Launcher, Local};
+use mcp::launch::{LaunchError, LaunchedProgram, Launcher, LocalLauncher};
 use mcp::metrics::Metrics;
-use mcp::process::{Gone, Home, Label, Process};
+use mcp::process::{MessageHandler, Process, ProcessEnded, ProcessLabel};
 use mcp::relay::{GatewayHookProbe, Relay};
-use mcp::room::Room;
-use mcp::rpc::Message;
+use mcp::request_body::LargeBodyLimit;
+use mcp::rpc::RpcMessage;
 use mcp::server::{
     self, AuthConfig, Endpoints, ListenerRules, McpServer, MetricsPath, RequestSource,
 };
-use mcp::session::Way;
-use mcp::tools::{Launchers, Served};
+use mcp::session::SessionTransport;
+use mcp::tools::{Launchers, StdioServer};
 use opentelemetry::trace::TracerProvider as _;
 use policy::audit::AuditEvent;
 use policy::ports::AuditSink;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -47,49 +47,53 @@ use tracing_subscriber::layer::SubscriberExt as _;
 
 const CASES: u32 = 100;
 
-/// Nothing in here waits that long unless something is wrong.
-const LONG: Duration = Duration::from_secs(20);
+/// Timeout of every wait in these tests.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-struct NoBook;
+struct NullAuditSink;
 
 #[async_trait]
-impl AuditSink for NoBook {
+impl AuditSink for NullAuditSink {
     fn try_record(&self, _: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         Ok(())
     }
 
-    async fn keep(&self, _: Box<AuditEvent>) {}
+    async fn record_durably(&self, _: Box<AuditEvent>) {}
 
     async fn record(&self, _: Box<AuditEvent>) {}
 }
 
-/// Says who was asked to start something.
-struct Marker(&'static str);
+/// Launcher that fails with its own name.
+struct NamedLauncher(&'static str);
 
 #[async_trait]
-impl Launcher for Marker {
-    async fn launch(&self, _: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
+impl Launcher for NamedLauncher {
+    async fn launch(
+        &self,
+        _: &BridgedServer,
+        _: &McpCaller,
+    ) -> Result<LaunchedProgram, LaunchError> {
         Err(LaunchError::Failed(self.0.to_owned()))
     }
 }
 
-fn marked() -> Launchers {
+fn named_launchers() -> Launchers {
     Launchers {
-        local: Arc::new(Marker("local")),
-        sandbox: Arc::new(Marker("sandbox")),
+        local: Arc::new(NamedLauncher("local")),
+        sandbox: Arc::new(NamedLauncher("sandbox")),
     }
 }
 
-/// Programs start as they are: what a leash is for is shown with the built binary.
-fn local() -> Local {
-    Local {
-        leash: vec!["/usr/bin/env".into()],
-        patience: LONG,
+/// Starts programs without the process guard, which is tested with the built binary.
+fn local() -> LocalLauncher {
+    LocalLauncher {
+        guard_command: vec!["/usr/bin/env".into()],
+        exit_timeout: TEST_TIMEOUT,
     }
 }
 
-fn caller() -> Caller {
-    Caller {
+fn caller() -> McpCaller {
+    McpCaller {
         agent: "a".to_owned(),
         session: String::new(),
         sandbox: None,
@@ -128,10 +132,16 @@ fn mcp_server(
     let snapshot = PolicySnapshot::load(Arc::new(settings.clone())).unwrap();
     let policy = Arc::new(CurrentPolicy::new(snapshot));
     let questions = Questions::default();
-    let governance = Governance::new(policy, Arc::new(NoBook), metrics, contexts, questions);
+    let governance = Governance::new(
+        policy,
+        Arc::new(NullAuditSink),
+        metrics,
+        contexts,
+        questions,
+    );
     let relay = Relay {
         governance: governance.clone(),
-        stamps: GatewayHookProbe(Arc::new(|| false)),
+        gateway_hooks: GatewayHookProbe(Arc::new(|| false)),
     };
     let bridge = Bridge::new(
         launchers,
@@ -143,50 +153,50 @@ fn mcp_server(
     Arc::new(McpServer {
         bridge,
         hooks: Arc::new(Interceptor::new(governance, CancellationToken::new())),
-        room: Room::default(),
-        numbers: Arc::new(String::new),
+        large_bodies: LargeBodyLimit::default(),
+        render_metrics: Arc::new(String::new),
         metrics_path: MetricsPath::default(),
         health: Arc::new(|| (true, json!({}))),
     })
 }
 
-/// Hands on what it hears.
-struct Ear(mpsc::UnboundedSender<Message>);
+/// Forwards the messages of a process to a channel.
+struct ChannelHandler(mpsc::UnboundedSender<RpcMessage>);
 
 #[async_trait]
-impl Home for Ear {
-    async fn hear(&self, message: Message) {
+impl MessageHandler for ChannelHandler {
+    async fn handle(&self, message: RpcMessage) {
         drop(self.0.send(message));
     }
 }
 
-/// A running `command`, and what it says.
-async fn keep(command: &[&str]) -> (Arc<Process>, mpsc::UnboundedReceiver<Message>) {
+/// A running `command`, and a channel with its messages.
+async fn start_process(command: &[&str]) -> (Arc<Process>, mpsc::UnboundedReceiver<RpcMessage>) {
     let launched = local()
         .launch(&tool("t", command), &caller())
         .await
         .unwrap();
-    let (said, heard) = mpsc::unbounded_channel();
-    let label = Label {
+    let (sender, messages) = mpsc::unbounded_channel();
+    let label = ProcessLabel {
         tool: "t".into(),
         runtime: RuntimeKind::Local,
     };
-    let (ear, metrics) = (Arc::new(Ear(said)), Metrics::default());
-    let process = Process::keep(launched, label, ear, metrics, &Arc::default());
-    (process, heard)
+    let (handler, metrics) = (Arc::new(ChannelHandler(sender)), Metrics::default());
+    let process = Process::attach(launched, label, handler, metrics, &Arc::default());
+    (process, messages)
 }
 
-/// What comes within a reasonable time.
-async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, work).await.unwrap()
+/// Waits for `work`, at most [`TEST_TIMEOUT`].
+async fn within_timeout<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, work).await.unwrap()
 }
 
-/// How a call of the fixture ends.
+/// How a call to the fixture server ends.
 #[derive(Clone, Copy, Debug)]
 enum CallEnd {
     Result,
     Error,
-    /// Its process ends with this code.
+    /// The server process ends with this code.
     Exit(i32),
 }
 
@@ -198,15 +208,15 @@ fn call_end() -> impl Strategy<Value = CallEnd> {
     ]
 }
 
-/// A policy that does what the message says.
-const OBEDIENT: &str = "package mcp.authz\n\
+/// A policy whose decision is `params.decide` of the message.
+const ECHO_POLICY: &str = "package mcp.authz\n\
     decision := object.get(input.params, \"decide\", {\"action\": \"allow\"})";
 
-/// Settings with our own server as `t`, behind that policy.
-fn governed(dir: &tempfile::TempDir) -> Settings {
+/// Settings with the fixture server as `t`, governed by [`ECHO_POLICY`].
+fn settings_with_policy(dir: &tempfile::TempDir) -> Settings {
     let bundle = dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
-    std::fs::write(bundle.join("policy.rego"), OBEDIENT).unwrap();
+    std::fs::write(bundle.join("policy.rego"), ECHO_POLICY).unwrap();
     let bundles = json!([{"id": "b", "path": bundle, "entrypoint": "mcp/authz"}]);
     let tools = json!([{"name": "t", "command": [testkit::mcp::fixture()]}]);
     let policies = json!({"timeout": "20s", "bundles": bundles});
@@ -214,7 +224,7 @@ fn governed(dir: &tempfile::TempDir) -> Settings {
     settings(&all.to_string())
 }
 
-/// Sends an envelope to a hook, and reads the action of its answer.
+/// Sends an envelope to a hook, and returns the action of its answer.
 async fn hook(mcp_server: &Arc<McpServer>, settings: &Settings, envelope: &Value) -> String {
     let source = RequestSource::Network(ListenerRules {
         at: "127.0.0.1:8090".parse().unwrap(),
@@ -258,17 +268,17 @@ proptest! {
         rest in prop::collection::hash_set("[a-zA-Z0-9._/-]{1,24}", 0..6),
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let settings = governed(&dir);
+        let settings = settings_with_policy(&dir);
         let launchers = Launchers {
             local: Arc::new(local()),
-            sandbox: Arc::new(Marker("sandbox")),
+            sandbox: Arc::new(NamedLauncher("sandbox")),
         };
         let mcp_server = mcp_server(&settings, launchers, &dir);
         let contexts = mcp_server.bridge.relay().governance.contexts().clone();
         runtime().block_on(async {
-            let caller = Caller { agent: agent.clone(), ..caller() };
+            let caller = McpCaller { agent: agent.clone(), ..caller() };
             let served = mcp_server.bridge.tool(Some("t"), &caller).unwrap();
-            let opened = mcp_server.bridge.open(&served, &caller, Way::Streamable).await;
+            let opened = mcp_server.bridge.open(&served, &caller, SessionTransport::Streamable).await;
             let session = opened.unwrap();
             let of = |kind, id: &str, more: Value| envelope(kind, id, &agent, session.id(), &more);
             let params = |decide: Value| {
@@ -281,7 +291,7 @@ proptest! {
             prop_assert_eq!(answered, if blocks { "block" } else { "pass" });
             let known = contexts.find(&id).unwrap();
             prop_assert_eq!((&*known.agent, &*known.session), (&*agent, session.id()));
-            let verdict = if blocks { Word::Deny } else { Word::Allow };
+            let verdict = if blocks { VerdictKind::Deny } else { VerdictKind::Allow };
             prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
             prop_assert!(known.execution.is_none());
             // The bridge finds the context: it refuses the call, or stores the execution.
@@ -292,13 +302,13 @@ proptest! {
             };
             let meta = json!({ CORRELATION: id });
             let call = json!({"name": name, "arguments": arguments, "_meta": meta});
-            let text = Message::request("1", "tools/call", &call.to_string());
-            let asked = session.ask(Message::read(text).unwrap(), CallHeaders::default()).await;
-            let heard = asked.unwrap().event_buffer.read(0).next(LONG).await;
-            let Heard::Said(said) = heard else {
-                return Err(TestCaseError::fail(format!("{heard:?}")));
+            let text = RpcMessage::request("1", "tools/call", &call.to_string());
+            let pending = session.send_request(RpcMessage::read(text).unwrap(), CallHeaders::default()).await;
+            let outcome = pending.unwrap().event_buffer.read(0).next(TEST_TIMEOUT).await;
+            let ReadOutcome::Message(message) = outcome else {
+                return Err(TestCaseError::fail(format!("{outcome:?}")));
             };
-            prop_assert_eq!(said.text.contains("Blocked by policy"), blocks);
+            prop_assert_eq!(message.text.contains("Blocked by policy"), blocks);
             let known = contexts.find(&id).unwrap();
             prop_assert_eq!(known.decision.as_ref().unwrap().verdict, verdict);
             let execution = known.execution.map(|found| (found.failed, found.exit_code));
@@ -309,11 +319,11 @@ proptest! {
                 CallEnd::Exit(code) => Some((true, code)),
             };
             prop_assert_eq!(execution, expected);
-            // With the exchange it goes.
+            // The after hook removes the context.
             let after = of("after", &id, json!({"result": {"content": []}}));
             prop_assert_eq!(hook(&mcp_server, &settings, &after).await, "pass");
             prop_assert!(contexts.find(&id).is_none());
-            // With the session goes whatever has no after hook.
+            // The end of the session removes contexts without an after hook.
             for other in &rest {
                 let before = of("before", other, params(json!({"action": "allow"})));
                 prop_assert_eq!(hook(&mcp_server, &settings, &before).await, "pass");
@@ -321,7 +331,7 @@ proptest! {
             prop_assert_eq!(contexts.len(), rest.len());
             mcp_server.bridge.close(session.id());
             prop_assert!(contexts.is_empty());
-            soon(session.process().ended()).await;
+            within_timeout(session.process().ended()).await;
             Ok(())
         })?;
     }
@@ -340,14 +350,14 @@ proptest! {
         }
         let tool: BridgedServer = serde_json::from_value(written).unwrap();
         let stop = CancellationToken::new();
-        let served = Served::new(tool, marked(), fingerprints(&dir), stop, Arc::default());
+        let served = StdioServer::new(tool, named_launchers(), fingerprints(&dir), stop, Arc::default());
         let error = runtime().block_on(served.launch(&caller())).unwrap_err();
         match kind {
             None | Some("local") => prop_assert_eq!(error, LaunchError::Failed("local".into())),
             Some("sandbox") => prop_assert_eq!(error, LaunchError::Failed("sandbox".into())),
             Some(_) => {
                 prop_assert_eq!(error.status(), StatusCode::NOT_IMPLEMENTED);
-                prop_assert_eq!(error, LaunchError::NotBuilt("e2b"));
+                prop_assert_eq!(error, LaunchError::NotImplemented("e2b"));
             }
         }
     }
@@ -355,23 +365,23 @@ proptest! {
     // **Feature: unified-sidecar, Property 6: ProcessManager Interface Consistency**
     #[test]
     fn property_06_process_manager_interface_consistency(
-        words in prop::collection::vec(any::<String>(), 1..5),
+        texts in prop::collection::vec(any::<String>(), 1..5),
     ) {
         runtime().block_on(async {
-            let (process, mut heard) = keep(&["cat"]).await;
+            let (process, mut messages) = start_process(&["cat"]).await;
             prop_assert!(process.is_alive());
-            for word in &words {
-                let text = Message::notification("n", &json!({ "word": word }).to_string());
+            for value in &texts {
+                let text = RpcMessage::notification("n", &json!({ "value": value }).to_string());
                 process.send(&text).await.unwrap();
-                let back = soon(heard.recv()).await.unwrap();
+                let back = within_timeout(messages.recv()).await.unwrap();
                 prop_assert_eq!(back.text(), text.as_str());
             }
             process.stop();
-            let gone = soon(process.ended()).await;
-            prop_assert_eq!(gone, Gone { code: Some(0) });
+            let ended = within_timeout(process.ended()).await;
+            prop_assert_eq!(ended, ProcessEnded { code: Some(0) });
             prop_assert!(!process.is_alive());
-            let late = process.send(&Message::notification("n", "{}")).await;
-            prop_assert_eq!(late, Err(gone.into()));
+            let late = process.send(&RpcMessage::notification("n", "{}")).await;
+            prop_assert_eq!(late, Err(ended.into()));
             Ok(())
         })?;
     }
@@ -388,22 +398,22 @@ proptest! {
                 true => "read line; kill -9 $$".to_owned(),
                 false => format!("read line; exit {code}"),
             };
-            let (well, mut heard) = keep(&["cat"]).await;
-            let (sick, _) = keep(&["sh", "-c", &line]).await;
-            let mut open: Vec<_> = (0..calls).map(|_| sick.reserve()).collect();
-            sick.send("{}").await.unwrap();
-            let expected = Gone { code: Some(if by_signal { 137 } else { code }) };
+            let (healthy, mut messages) = start_process(&["cat"]).await;
+            let (crashing, _) = start_process(&["sh", "-c", &line]).await;
+            let mut open: Vec<_> = (0..calls).map(|_| crashing.reserve()).collect();
+            crashing.send("{}").await.unwrap();
+            let expected = ProcessEnded { code: Some(if by_signal { 137 } else { code }) };
             for call in &mut open {
-                prop_assert_eq!(soon(call.answer()).await.unwrap_err(), expected);
+                prop_assert_eq!(within_timeout(call.answer()).await.unwrap_err(), expected);
             }
-            prop_assert_eq!(soon(sick.ended()).await, expected);
-            // The other one has noticed nothing.
-            let text = Message::notification("n", "{}");
-            well.send(&text).await.unwrap();
-            let back = soon(heard.recv()).await.unwrap();
+            prop_assert_eq!(within_timeout(crashing.ended()).await, expected);
+            // The other process is not affected.
+            let text = RpcMessage::notification("n", "{}");
+            healthy.send(&text).await.unwrap();
+            let back = within_timeout(messages.recv()).await.unwrap();
             prop_assert_eq!(back.text(), text.as_str());
-            well.stop();
-            soon(well.ended()).await;
+            healthy.stop();
+            within_timeout(healthy.ended()).await;
             Ok(())
         })?;
     }
@@ -423,7 +433,7 @@ proptest! {
         let tools = json!([{"name": "t", "command": ["x"]}]);
         let settings = settings(&json!({"version": "1.0", "tools": tools}).to_string());
         let dir = tempfile::tempdir().unwrap();
-        let mcp_server = mcp_server(&settings, marked(), &dir);
+        let mcp_server = mcp_server(&settings, named_launchers(), &dir);
         let served = mcp_server.bridge.tool(Some("t"), &caller()).unwrap();
         let parent = format!("00-{trace}-{span}-01");
         let parent = has_parent.then_some(parent.as_str());
@@ -441,21 +451,21 @@ proptest! {
             let relay = mcp_server.bridge.relay();
             let known = relay.governance.contexts().find(&id).unwrap();
             let begun = known.trace.unwrap();
-            let text = Message::request("1", "tools/call", &params.to_string());
-            let message = Message::read(text).unwrap();
+            let text = RpcMessage::request("1", "tools/call", &params.to_string());
+            let message = RpcMessage::read(text).unwrap();
             let (caller, headers, terms) = (caller(), CallHeaders::default(), HoldTerms::default());
             let permitted = relay.permit(&served, &caller, message, &headers, &terms).await.unwrap();
-            let told = permitted.message.param_text(&["_meta", "traceparent"]).unwrap();
+            let traceparent = permitted.message.param_text(&["_meta", "traceparent"]).unwrap();
             let trace_of = |name: &str| name.split('-').nth(1).map(str::to_owned);
-            prop_assert_eq!(trace_of(&told), trace_of(&begun));
-            prop_assert_ne!(told.as_str(), &*begun, "each has a span of its own");
+            prop_assert_eq!(trace_of(&traceparent), trace_of(&begun));
+            prop_assert_ne!(traceparent.as_str(), &*begun, "each has a span of its own");
             if has_parent {
-                prop_assert_eq!(trace_of(&told), Some(trace.clone()));
+                prop_assert_eq!(trace_of(&traceparent), Some(trace.clone()));
             }
-            // What the tool is told beside that is what the client said.
-            let again = permitted.message.param(&["arguments"]).unwrap();
-            let again: Value = serde_json::from_str(again).unwrap();
-            prop_assert_eq!(again, json!(arguments));
+            // The arguments are unchanged.
+            let relayed = permitted.message.param(&["arguments"]).unwrap();
+            let relayed: Value = serde_json::from_str(relayed).unwrap();
+            prop_assert_eq!(relayed, json!(arguments));
             Ok(())
         })?;
     }
@@ -468,30 +478,30 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let launchers = Launchers {
             local: Arc::new(local()),
-            sandbox: Arc::new(Marker("sandbox")),
+            sandbox: Arc::new(NamedLauncher("sandbox")),
         };
         let mcp_server = mcp_server(&settings, launchers, &dir);
         runtime().block_on(async {
             let served = mcp_server.bridge.tool(None, &caller()).unwrap();
             let mut sessions = Vec::new();
             for _ in 0..count {
-                let opened = mcp_server.bridge.open(&served, &caller(), Way::Streamable).await;
+                let opened = mcp_server.bridge.open(&served, &caller(), SessionTransport::Streamable).await;
                 let session = opened.unwrap();
                 if busy {
-                    let text = Message::request("1", "tools/call", r#"{"name":"never"}"#);
-                    session.ask(Message::read(text).unwrap(), CallHeaders::default()).await.unwrap();
+                    let text = RpcMessage::request("1", "tools/call", r#"{"name":"never"}"#);
+                    session.send_request(RpcMessage::read(text).unwrap(), CallHeaders::default()).await.unwrap();
                 }
                 sessions.push(session);
             }
-            soon(mcp_server.bridge.end(Instant::now() + LONG)).await;
+            within_timeout(mcp_server.bridge.end(Instant::now() + TEST_TIMEOUT)).await;
             for session in &sessions {
                 prop_assert!(session.is_over());
-                // Its end was waited for: nobody is left behind.
+                // `end` has waited for the process.
                 let ended = session.process().ended();
                 prop_assert!(tokio::time::timeout(Duration::ZERO, ended).await.is_ok());
             }
-            let again = mcp_server.bridge.open(&served, &caller(), Way::Streamable).await;
-            prop_assert!(again.is_err(), "nothing is started any more");
+            let reopened = mcp_server.bridge.open(&served, &caller(), SessionTransport::Streamable).await;
+            prop_assert!(reopened.is_err(), "a stopped bridge starts no server");
             Ok(())
         })?;
     }

@@ -1,5 +1,5 @@
-//! Reaps orphans in a container whose first process is ours: a process without a parent becomes our
-//! child, and stays in the table of processes until we take their end in.
+//! Reaps orphans where this process is PID 1 of a container: an orphan becomes its child, and
+//! stays a zombie until this process waits for it.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use nix::unistd::Pid;
 
 use crate::process_guard::descendants::state_and_parent;
 
-/// Between two looks. Children of our own are waited for as they end, so one that is dead at
-/// two looks has no other waiter.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval between two scans. Other code waits for this process's own children as they end, so
+/// a zombie that two scans find has no other waiter.
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reaps orphans until it is dropped; where this is not the first process, it only waits.
+/// Reaps orphans until the future is dropped; if this process is not PID 1, it never completes.
 pub async fn reap_orphans() {
     if std::process::id() != 1 {
         return std::future::pending().await;
     }
     let mut seen = HashSet::new();
     loop {
-        tokio::time::sleep(LOOK).await;
-        let Ok(dead) = tokio::task::spawn_blocking(dead_children).await else {
+        tokio::time::sleep(SCAN_INTERVAL).await;
+        let Ok(dead) = tokio::task::spawn_blocking(zombie_children).await else {
             continue;
         };
         for pid in dead.intersection(&seen) {
@@ -31,8 +31,8 @@ pub async fn reap_orphans() {
     }
 }
 
-/// Our children that have ended and were not waited for.
-fn dead_children() -> HashSet<i32> {
+/// Children of this process that are zombies.
+fn zombie_children() -> HashSet<i32> {
     let own = std::process::id().cast_signed();
     std::fs::read_dir("/proc")
         .into_iter()

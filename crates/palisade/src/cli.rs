@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::paths::{PathOptions, Paths};
 use bridge::standalone::{POLIS_BRIDGE, PolisBridge};
 
@@ -88,14 +88,14 @@ pub struct Global {
 }
 
 impl Global {
-    /// Where things are.
+    /// The paths that these options and the environment select.
     pub fn paths(&self) -> Result<Paths> {
-        let wishes = PathOptions {
+        let options = PathOptions {
             config: self.config.clone(),
             state_dir: self.state_dir.clone(),
             control: self.control.clone(),
         };
-        Paths::resolve(&wishes, |name| std::env::var_os(name))
+        Paths::resolve(&options, |name| std::env::var_os(name))
     }
 }
 
@@ -239,8 +239,8 @@ pub enum Command {
     },
 }
 
-/// Parses the command line, under whichever name the program was called, and runs it.
-pub fn parse_and_run() -> Result<Exit> {
+/// Parses the command line and runs the command; as `polis-bridge`, runs the standalone bridge.
+pub fn parse_and_run() -> Result<CliExit> {
     let called = std::env::args_os().next().map(PathBuf::from);
     let name = called.as_deref().and_then(Path::file_name);
     if name == Some(OsStr::new(POLIS_BRIDGE)) {
@@ -248,12 +248,12 @@ pub fn parse_and_run() -> Result<Exit> {
         return bridge::standalone::run(&args, &global);
     }
     let matches = groups::command().get_matches();
-    // What clap refuses here it has refused above.
+    // `get_matches` has already reported parse errors.
     run(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
 }
 
 /// Runs one command.
-fn run(cli: Cli) -> Result<Exit> {
+fn run(cli: Cli) -> Result<CliExit> {
     let Cli { global, command } = cli;
     match command {
         Command::Run(args) => enter::run(&args, &global),
@@ -295,13 +295,13 @@ fn run(cli: Cli) -> Result<Exit> {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "palisade", &mut script);
             crate::output::write_out(&script)?;
-            Ok(Exit::Ok)
+            Ok(CliExit::Ok)
         }
         Command::Man { dir } => docs::write_man(&dir, &global),
     }
 }
 
-/// Runs a short conversation with the gate.
+/// Runs a future on a new single-threaded runtime.
 pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -309,15 +309,16 @@ pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         .block_on(work)
 }
 
-/// Asks before doing what cannot be undone. Without a terminal the answer must have been
-/// given with `--yes`.
+/// Asks for confirmation on the terminal. Without a terminal, `--yes` is required.
 pub fn confirm(question: &str, yes: bool) -> Result<()> {
     use std::io::{IsTerminal, Write};
     if yes {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::new(Exit::Usage, format!("{question} Use --yes to confirm.")).into());
+        return Err(
+            CliError::new(CliExit::Usage, format!("{question} Use --yes to confirm.")).into(),
+        );
     }
     let mut stderr = std::io::stderr();
     write!(stderr, "{question} [y/N] ")?;
@@ -327,6 +328,6 @@ pub fn confirm(question: &str, yes: bool) -> Result<()> {
     if matches!(answer.trim(), "y" | "Y" | "yes") {
         Ok(())
     } else {
-        Err(Failure::new(Exit::Failed, "nothing was changed").into())
+        Err(CliError::new(CliExit::Failed, "nothing was changed").into())
     }
 }

@@ -1,106 +1,105 @@
-//! Exit codes and the error that carries one.
+//! Exit codes of the command line, and the error type that carries one.
 
-use control::client::ClientError;
+use control::client::ControlClientError;
 use control::reply;
 use http::StatusCode;
 use sandbox::contract::SandboxError;
 use sandbox::git::error::GitError;
 use sandbox::transfer::TransferError;
 
-/// What the process tells its caller. The numbers are an interface.
+/// Exit status of the process. The numbers are a stable interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// Done.
+pub enum CliExit {
+    /// Success.
     Ok,
-    /// It was tried and failed.
+    /// Failure.
     Failed,
     /// Wrong usage or configuration.
     Usage,
-    /// There is no such thing.
+    /// The named object does not exist.
     NotFound,
-    /// It is already there, or in a state that forbids what was asked: active, paused, unmerged.
+    /// It already exists, or its state forbids the operation: active, paused, unmerged.
     Exists,
-    /// No gate answers.
+    /// The gate is not running.
     GateUnreachable,
-    /// What keeps sandboxes is not there.
+    /// The isolation backend is not available.
     BackendUnavailable,
-    /// The gate said no.
+    /// The policy refuses.
     Denied,
-    /// It took too long.
+    /// Timeout.
     TimedOut,
-    /// What a command inside a sandbox ended with.
+    /// The exit code of a command in a sandbox.
     Command(u8),
 }
 
-impl Exit {
-    /// The number.
+impl CliExit {
+    /// The exit code.
     pub const fn code(self) -> u8 {
         match self {
-            Exit::Ok => 0,
-            Exit::Failed => 1,
-            Exit::Usage => 2,
-            Exit::NotFound => 3,
-            Exit::Exists => 4,
-            Exit::GateUnreachable => 5,
-            Exit::BackendUnavailable => 6,
-            Exit::Denied => 7,
-            Exit::TimedOut => 124,
-            Exit::Command(code) => code,
+            CliExit::Ok => 0,
+            CliExit::Failed => 1,
+            CliExit::Usage => 2,
+            CliExit::NotFound => 3,
+            CliExit::Exists => 4,
+            CliExit::GateUnreachable => 5,
+            CliExit::BackendUnavailable => 6,
+            CliExit::Denied => 7,
+            CliExit::TimedOut => 124,
+            CliExit::Command(code) => code,
         }
     }
 }
 
-impl From<Exit> for std::process::ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<CliExit> for std::process::ExitCode {
+    fn from(exit: CliExit) -> Self {
         std::process::ExitCode::from(exit.code())
     }
 }
 
-/// A failure with the exit code it deserves. Any other error exits 1.
+/// An error with its exit code. Any other error exits with 1.
 #[derive(Debug)]
-pub struct Failure {
-    /// The code.
-    pub exit: Exit,
-    /// What to print.
+pub struct CliError {
+    /// The exit status.
+    pub exit: CliExit,
+    /// The message to print.
     pub message: String,
 }
 
-impl Failure {
-    /// A failure that exits with `exit`.
-    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+impl CliError {
+    /// An error that exits with `exit`.
+    pub fn new(exit: CliExit, message: impl Into<String>) -> Self {
         Self {
             exit,
             message: message.into(),
         }
     }
 
-    /// A configuration with mistakes, each on its own line.
-    pub fn refused(problems: &config::Problems) -> Self {
-        let message = format!("the configuration was refused\n{problems}");
-        Self::new(Exit::Usage, message)
+    /// An invalid configuration, with each problem on its own line.
+    pub fn invalid_config(problems: &config::Problems) -> Self {
+        let message = format!("invalid configuration\n{problems}");
+        Self::new(CliExit::Usage, message)
     }
 }
 
-impl std::fmt::Display for Failure {
+impl std::fmt::Display for CliError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CliError {}
 
-/// The exit code of any error: the one place that knows. What the gate refuses and what is
-/// refused here are the same errors, so both go by the status and word that the door has for
-/// them.
-pub fn exit_of(error: &anyhow::Error) -> Exit {
-    if let Some(failure) = error.downcast_ref::<Failure>() {
+/// The exit status of any error. The gate and this process return the same errors, so both are
+/// mapped by the status and error code of the control API.
+pub fn exit_of(error: &anyhow::Error) -> CliExit {
+    if let Some(failure) = error.downcast_ref::<CliError>() {
         return failure.exit;
     }
-    let (status, word) = if let Some(error) = error.downcast_ref::<ClientError>() {
+    let (status, code) = if let Some(error) = error.downcast_ref::<ControlClientError>() {
         match error {
-            ClientError::Unreachable { .. } => return Exit::GateUnreachable,
-            ClientError::Broken(_) => return Exit::Failed,
-            ClientError::Refused { status, code, .. } => (*status, code.as_str()),
+            ControlClientError::Unreachable { .. } => return CliExit::GateUnreachable,
+            ControlClientError::Broken(_) => return CliExit::Failed,
+            ControlClientError::Refused { status, code, .. } => (*status, code.as_str()),
         }
     } else if let Some(error) = error.downcast_ref::<SandboxError>() {
         reply::sandbox_status(error)
@@ -109,25 +108,25 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
     } else if let Some(error) = error.downcast_ref::<GitError>() {
         reply::git_status(error)
     } else {
-        return Exit::Failed;
+        return CliExit::Failed;
     };
-    exit_of_answer(status, word)
+    exit_of_response(status, code)
 }
 
-fn exit_of_answer(status: StatusCode, word: &str) -> Exit {
-    match (status, word) {
-        (_, "backend_unavailable") => Exit::BackendUnavailable,
-        (_, "timed_out") => Exit::TimedOut,
-        // It was asked for rightly and is not to be, as with git itself.
+fn exit_of_response(status: StatusCode, code: &str) -> CliExit {
+    match (status, code) {
+        (_, "backend_unavailable") => CliExit::BackendUnavailable,
+        (_, "timed_out") => CliExit::TimedOut,
+        // Valid requests that fail, as with git itself.
         (
             _,
             "git_conflict" | "workspace_refused" | "transfer_refused" | "too_much" | "setup_failed",
-        ) => Exit::Failed,
-        (StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _) => Exit::Usage,
-        (StatusCode::NOT_FOUND, _) => Exit::NotFound,
-        (StatusCode::CONFLICT, _) => Exit::Exists,
-        (StatusCode::FORBIDDEN, _) => Exit::Denied,
-        _ => Exit::Failed,
+        ) => CliExit::Failed,
+        (StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY, _) => CliExit::Usage,
+        (StatusCode::NOT_FOUND, _) => CliExit::NotFound,
+        (StatusCode::CONFLICT, _) => CliExit::Exists,
+        (StatusCode::FORBIDDEN, _) => CliExit::Denied,
+        _ => CliExit::Failed,
     }
 }
 
@@ -145,8 +144,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_here_exits_as_what_the_gate_refuses() {
-        let refused = |status: StatusCode, word: &str| ClientError::Refused {
+    fn local_and_gate_errors_have_the_same_exit_code() {
+        let refused = |status: StatusCode, word: &str| ControlClientError::Refused {
             status,
             code: word.to_owned(),
             message: String::new(),

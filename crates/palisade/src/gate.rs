@@ -1,4 +1,4 @@
-//! The gate process: takes its place, opens its parts, serves until told to stop.
+//! The gate process: takes the lock, opens its parts and serves until it is stopped.
 
 pub mod background;
 pub mod lock;
@@ -28,10 +28,10 @@ use control::sandboxes::Sandboxes;
 use control::wall_now;
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
-use egress::authority::Authority;
+use egress::authority::CertificateAuthority;
 use egress::dialer::Dialer;
 use egress::mirror::Mirrors;
-use egress::services::{Parts, Services};
+use egress::services::{ServiceDependencies, Services};
 use listen::PrivateSocket;
 use mcp::fingerprint::Fingerprints;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -45,11 +45,11 @@ use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::paths::Paths;
 use crate::telemetry::log_file::LogFile;
 use crate::telemetry::process_metrics::ProcessMetrics;
-use crate::telemetry::{Sink, Telemetry};
+use crate::telemetry::{LogSink, Telemetry};
 use lock::StateLock;
 use network_listeners::NetworkListeners;
 use ports::{PackReaderPort, SocketOwnerLookup, StoreAuditSink, StoreRegistry};
@@ -57,32 +57,32 @@ use reload::Reloader;
 use sandbox_listeners::SandboxListeners;
 use shutdown::Deadline;
 use supervisor::Supervisor;
-use tools::Tools;
+use tools::ToolService;
 use watchdog::WatchdogPipe;
 
-/// How often rows that have expired are removed. Expiry itself is checked on each use.
+/// How often expired registrations are removed. Expiry itself is checked on each use.
 const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
 
-/// The check that the policies which were configured last are in force.
+/// Name of the health check that the configured policies are in force.
 const POLICY_LOADED: &str = "policy_loaded";
 
-/// The word that makes this program a sandbox's init.
+/// The argument that makes this program a sandbox's init.
 pub const INIT: &str = "__init";
 
-/// The word that makes it a worker.
+/// The argument that makes this program a git worker.
 pub const WORKER: &str = "__worker";
 
-/// The word that makes it the reader of one push.
-pub const JUDGE: &str = "__judge-push";
+/// The argument that makes this program the pack reader of one push.
+pub const PACK_READER: &str = "__judge-push";
 
-/// Pushes that are read at once; others wait. Each takes a processor.
-const MOST_READERS: usize = 2;
+/// Maximum number of pushes that are read concurrently. Each uses one CPU.
+const MAX_READERS: usize = 2;
 
-/// What is begun when the gate is up is over by then: the first look at the settings' files,
-/// the first sweep.
-const SETTLED: Duration = Duration::from_secs(3);
+/// When the work of the start is done: the first check of the configuration files and the first
+/// sweep.
+const STARTUP_DONE: Duration = Duration::from_secs(3);
 
-/// The variables that `${NAME}` in the configuration may name: this process's own.
+/// The environment variables that `${NAME}` in the configuration may name.
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -90,17 +90,17 @@ pub fn environment(name: &str) -> Option<String> {
 /// How a gate was started.
 #[derive(Debug)]
 pub enum Start {
-    /// By a person or a service manager, who see to its restarts.
+    /// By an operator or a service manager, which handles restarts.
     Foreground,
     /// By a watchdog.
     Detached {
-        /// How the gate before this one died, if it did.
+        /// How the previous gate died, if it did.
         after_death: Option<String>,
     },
 }
 
 /// Runs a gate until it is stopped.
-pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
+pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<CliExit> {
     let (mut watchdog, after_death) = match start {
         Start::Foreground => (None, None),
         Start::Detached { after_death } => (Some(WatchdogPipe::take_stdout()?), after_death),
@@ -108,25 +108,25 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
     let detached = watchdog.is_some();
     harden(detached)?;
     paths.prepare()?;
-    // Free when the process is gone, not a moment before: who waits for it finds nothing left.
+    // Released by the end of the process and not before, so that a waiter finds no leftovers.
     let _lock = ManuallyDrop::new(StateLock::take(&paths.lock())?);
     watchdog::clear_failure(&paths.state_dir);
     let sources = Sources::read(paths.config.current(), &environment);
-    let sources = sources.map_err(|problems| Failure::refused(&problems))?;
+    let sources = sources.map_err(|problems| CliError::invalid_config(&problems))?;
     let settings = sources.settings(&environment);
-    let settings = settings.map_err(|problems| Failure::refused(&problems))?;
+    let settings = settings.map_err(|problems| CliError::invalid_config(&problems))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("palisade")
         .build()
         .context("cannot start the runtime")?;
     let telemetry = {
-        // The trace exporter wants to know the runtime it may send from.
+        // The trace exporter sends from this runtime.
         let _inside = runtime.enter();
         let sink = if detached {
-            Sink::File(LogFile::open(&paths.log())?)
+            LogSink::File(LogFile::open(&paths.log())?)
         } else {
-            Sink::Stderr
+            LogSink::Stderr
         };
         Arc::new(Telemetry::start(&settings, verbose, sink)?)
     };
@@ -139,8 +139,8 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
         after_death,
     ));
     if let Err(error) = &served {
-        // In the background this is the only place where it is read.
-        tracing::error!(error = format!("{error:#}"), "the gate ends");
+        // In the background, the log is the only place where the error is visible.
+        tracing::error!(error = format!("{error:#}"), "gate failed");
     }
     let for_traces = match &served {
         Ok((_, deadline)) => deadline.for_traces(),
@@ -149,18 +149,18 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<Exit> {
     runtime.block_on(async {
         let last = tokio::task::spawn_blocking(move || telemetry.finish());
         if tokio::time::timeout(for_traces, last).await.is_err() {
-            tracing::warn!("the last traces were not taken in time");
+            tracing::warn!("exporting the last traces timed out");
         }
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.map(|(exit, _)| exit)
 }
 
-/// The gate holds keys: no core dumps, no debugger, no files for others. It holds a dozen
-/// sockets of every sandbox, too: as many descriptors as it may have.
+/// The gate holds keys: no core dumps, no debugger, no files for other users. It holds a dozen
+/// sockets of every sandbox, so the limit of descriptors is raised to its maximum.
 fn harden(detached: bool) -> Result<()> {
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the file limit")?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the file limit")?;
+    let (_, max) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the file limit")?;
+    setrlimit(Resource::RLIMIT_NOFILE, max, max).context("cannot raise the file limit")?;
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     if detached {
@@ -176,14 +176,14 @@ async fn serve(
     telemetry: Arc<Telemetry>,
     watchdog: &mut Option<WatchdogPipe>,
     after_death: Option<String>,
-) -> Result<(Exit, Deadline)> {
+) -> Result<(CliExit, Deadline)> {
     let stop = CancellationToken::new();
     listen_for_signals(stop.clone())?;
-    // From here on a hangup is a request and no longer the end, which is its default.
+    // From here on SIGHUP requests a reload; its default would end the process.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    // The socket first: nothing is written while another gate may be listening there.
+    // The socket first: nothing is written while another gate may be listening on it.
     let socket = PrivateSocket::bind(&paths.control, 0o600).await;
-    let socket = Arc::new(socket.context("the control socket cannot be used (see --control)")?);
+    let socket = Arc::new(socket.context("cannot bind the control socket (see --control)")?);
     let store = open_store(paths, &settings).await?;
     let health_registry = Arc::new(HealthRegistry::default());
     health_registry.check("config_current", Ok(()));
@@ -209,8 +209,8 @@ async fn serve(
     let mcp_metrics = mcp::metrics::Metrics::default();
     let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
     let metrics = Arc::new(metrics);
-    let sandboxed = Arc::new(tools::Sandboxed::default());
-    let given = tools::McpDependencies {
+    let sandboxed = Arc::new(tools::SandboxLauncher::default());
+    let dependencies = tools::McpDependencies {
         policy: Arc::clone(&policy),
         questions: traffic.questions().clone(),
         audit: Arc::new(StoreAuditSink(store.clone())),
@@ -220,8 +220,8 @@ async fn serve(
         metrics: mcp_metrics,
         sandboxed: Arc::clone(&sandboxed) as _,
     };
-    let tools = open_tools(Arc::clone(&settings), given, &stop).await?;
-    // Every bundle was read: a start with one that cannot be used has failed above.
+    let tools = open_tools(Arc::clone(&settings), dependencies, &stop).await?;
+    // Every bundle was read: the start fails above if one is invalid.
     health_registry.check(POLICY_LOADED, Ok(()));
     traffic.serve_tools(Arc::clone(&tools) as _);
     let (reload, requests) = mpsc::channel(8);
@@ -282,7 +282,7 @@ async fn serve(
         let traffic = Arc::clone(&traffic);
         move |stop| {
             let (health_registry, changed) = (Arc::clone(&health_registry), Arc::clone(&changed));
-            mirrors::look_after(Arc::clone(&traffic), health_registry, changed, stop)
+            mirrors::maintain(Arc::clone(&traffic), health_registry, changed, stop)
         }
     });
     supervisor.start("repack", {
@@ -295,14 +295,14 @@ async fn serve(
     });
     supervisor.start("root certificate", {
         let gate = Arc::clone(&gate);
-        move |stop| root_renewal::look_after(Arc::clone(&gate), stop)
+        move |stop| root_renewal::maintain(Arc::clone(&gate), stop)
     });
     supervisor.start(tools::TASK, {
         let tools = Arc::clone(&tools);
         move |_| {
             let tools = Arc::clone(&tools);
             async move {
-                tools.look_after().await;
+                tools.maintain().await;
                 Ok(())
             }
         }
@@ -317,14 +317,14 @@ async fn serve(
     if let Some(watchdog) = watchdog {
         watchdog.report_stopping();
     }
-    tracing::info!("stopping");
-    // Sandboxes live on; their connections end here, and the next gate serves them again.
+    tracing::info!("gate stopping");
+    // Sandboxes keep running; their connections end here, and the next gate serves them again.
     let draining = async {
         tokio::join!(supervisor.drain(), served.drain(), shared.drain());
     };
     let (drained, ended) = tokio::join!(
         timeout_at(deadline.cut_off(), draining),
-        // At once, and not after the drain: a tool may need its time to end.
+        // Concurrently with the drain: a tool may need time to end.
         timeout_at(deadline.end(), tools.drain(deadline.cut_off())),
     );
     if drained.is_err() {
@@ -334,37 +334,37 @@ async fn serve(
         );
     }
     if ended.is_err() {
-        tracing::error!(?limit, "some tool processes did not end in time");
+        tracing::error!(?limit, "tool processes did not end in time");
     }
     drop(socket);
     if timeout_at(deadline.end(), traffic.finish()).await.is_err() {
-        tracing::error!("the last records of the traffic were not taken in time");
+        tracing::error!("writing the last audit records of the traffic timed out");
     }
     let exit = match timeout_at(deadline.end(), close(&store)).await {
         Ok(Ok(())) => {
-            tracing::info!("stopped");
-            Exit::Ok
+            tracing::info!("gate stopped");
+            CliExit::Ok
         }
         Ok(Err(error)) => {
-            tracing::error!(%error, "the audit log could not be closed cleanly");
-            Exit::Failed
+            tracing::error!(%error, "closing the audit log failed");
+            CliExit::Failed
         }
         Err(_) => {
-            tracing::error!("the audit log could not be closed in time");
-            Exit::Failed
+            tracing::error!("closing the audit log timed out");
+            CliExit::Failed
         }
     };
     Ok((exit, deadline))
 }
 
-/// The first SIGTERM or SIGINT stops the process in order, the second ends it at once. A watchdog's
-/// signal is never the second one: a service manager signals gate and watchdog together.
+/// The first SIGTERM or SIGINT starts a graceful shutdown, the second ends the process at once.
+/// The watchdog's signal does not count: a service manager signals gate and watchdog together.
 pub fn listen_for_signals(stop: CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let mut watchdog = signal(watchdog::STOP).context("cannot listen for SIGUSR1")?;
     tokio::spawn(async move {
-        let mut told = false;
+        let mut is_stopping = false;
         loop {
             let number = tokio::select! {
                 _ = terminate.recv() => 15,
@@ -374,11 +374,11 @@ pub fn listen_for_signals(stop: CancellationToken) -> Result<()> {
                     continue;
                 }
             };
-            if told {
-                tracing::warn!("a second signal: ending at once");
+            if is_stopping {
+                tracing::warn!("second signal received; exiting at once");
                 std::process::exit(128 + number);
             }
-            told = true;
+            is_stopping = true;
             stop.cancel();
         }
     });
@@ -395,10 +395,7 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
     let health = store.health();
     if !health.registry_accessible {
         let reason = health.error.unwrap_or_default();
-        tracing::error!(
-            reason,
-            "the registry is unavailable; all traffic is refused"
-        );
+        tracing::error!(reason, "registry unavailable; all traffic is refused");
         return Ok(store);
     }
     let pruned = store.prune_expired(wall_now()).await?;
@@ -411,7 +408,8 @@ async fn open_store(paths: &Paths, settings: &Settings) -> Result<Store> {
     Ok(store)
 }
 
-/// Opens the authority, the way out and the rules: all of them read files.
+/// Opens the certificate authority, the dialer and the mirrors on a blocking thread: they read
+/// files.
 async fn open_traffic(
     paths: &Paths,
     store: &Store,
@@ -420,17 +418,17 @@ async fn open_traffic(
 ) -> Result<Arc<Services>> {
     let (dir, settings) = (paths.state_dir.clone(), Arc::clone(&policy.load().settings));
     let opened = tokio::task::spawn_blocking(move || {
-        let authority = Authority::open(&dir, wall_now())?;
+        let authority = CertificateAuthority::open(&dir, wall_now())?;
         let dialer = Dialer::new(&settings)?;
         anyhow::Ok((authority, dialer, Mirrors::open(&dir.join("mirrors"))?))
     });
     let (authority, dialer, mirrors) = opened.await??;
-    Ok(Services::new(Parts {
+    Ok(Services::new(ServiceDependencies {
         policy: Arc::clone(policy),
         questions: Questions::default(),
         registry: Arc::new(StoreRegistry::new(store.clone())),
         audit: Arc::new(StoreAuditSink(store.clone())),
-        programs: Arc::new(socket_owners),
+        socket_owners: Arc::new(socket_owners),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
         pack_reader: Some(Arc::new(PackReaderPort(pack_readers()))),
@@ -439,33 +437,33 @@ async fn open_traffic(
     }))
 }
 
-/// Loads the rules of `settings` on a thread that may block: policy bundles are files.
+/// Loads the policy of `settings` on a blocking thread: policy bundles are files.
 pub async fn load_policy(settings: Arc<Settings>) -> Result<Arc<CurrentPolicy>> {
     let loading = tokio::task::spawn_blocking(move || PolicySnapshot::load(settings));
     Ok(Arc::new(CurrentPolicy::new(loading.await??)))
 }
 
-/// What tools looked like when they were first seen.
+/// Opens the fingerprints of tool definitions.
 async fn open_fingerprints(paths: &Paths) -> Result<Fingerprints> {
     let path = paths.state_dir.join("tools.json");
     let opening = move || Fingerprints::open(&path);
     Ok(tokio::task::spawn_blocking(opening).await??)
 }
 
-/// Opens the tools on a thread that may block: their policy bundles are files.
+/// Opens the tool service on a blocking thread: policy bundles are files.
 pub async fn open_tools(
     settings: Arc<Settings>,
-    given: tools::McpDependencies,
+    dependencies: tools::McpDependencies,
     stop: &CancellationToken,
-) -> Result<Arc<Tools>> {
+) -> Result<Arc<ToolService>> {
     let stop = stop.clone();
-    let opening = move || Tools::open(&settings, given, &stop);
+    let opening = move || ToolService::open(&settings, dependencies, &stop);
     Ok(Arc::new(tokio::task::spawn_blocking(opening).await??))
 }
 
-/// Who reads pushes: this program, again.
+/// The pool of pack readers, which are child processes of this program.
 fn pack_readers() -> PackReaderPool {
-    PackReaderPool::new(own_program().path, vec![JUDGE.into()], MOST_READERS)
+    PackReaderPool::new(own_program().path, vec![PACK_READER.into()], MAX_READERS)
 }
 
 async fn open_manager(paths: &Paths) -> Result<Manager> {
@@ -474,8 +472,8 @@ async fn open_manager(paths: &Paths) -> Result<Manager> {
     Ok(manager.await??)
 }
 
-/// This very program, also after an update has put another one in its place, and the words
-/// that `main` looks for.
+/// This program, also after an update has replaced its file, and the arguments that `main`
+/// handles.
 pub fn own_program() -> HelperProgram {
     HelperProgram {
         path: PathBuf::from("/proc/self/exe"),
@@ -488,7 +486,7 @@ async fn close(store: &Store) -> Result<()> {
     if store.health().registry_accessible {
         let event = AuditEvent::lifecycle("gate_stopped", None);
         if let Err(error) = store.audit().record_durable(event, wall_now()).await {
-            tracing::error!(%error, "the stop was not recorded");
+            tracing::error!(%error, "recording the stop in the audit log failed");
         }
     }
     Ok(store.close().await?)
@@ -497,7 +495,7 @@ async fn close(store: &Store) -> Result<()> {
 async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
     let mut hour = tokio::time::interval(PRUNE_EVERY);
     hour.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    hour.tick().await; // The first one is now, and the start has just pruned.
+    hour.tick().await; // The first tick is immediate, and the start has just pruned.
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -505,7 +503,7 @@ async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
         }
         match store.prune_expired(wall_now()).await {
             Ok(pruned) => tracing::debug!(pruned = pruned.len(), "expired registrations removed"),
-            Err(error) => tracing::warn!(%error, "expired registrations were not removed"),
+            Err(error) => tracing::warn!(%error, "removing expired registrations failed"),
         }
     }
 }
@@ -515,7 +513,7 @@ async fn prune_traffic(traffic: Arc<Services>, stop: CancellationToken) -> Resul
     Ok(())
 }
 
-/// The audit section as the store wants it.
+/// The store's options from the audit section.
 pub fn audit_options(settings: &Settings) -> AuditOptions {
     let audit = &settings.audit;
     AuditOptions {
@@ -528,22 +526,24 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
     }
 }
 
-/// Most of an idle gate is pages of its file, and many of them only its start has needed.
+/// Releases memory that only the start needed: most of an idle gate's memory is pages of its
+/// executable.
 async fn release_startup_memory() {
-    tokio::time::sleep(SETTLED).await;
-    let given = tokio::task::spawn_blocking(sandbox::startup_memory::release_startup_memory).await;
-    if let Ok(Err(error)) = given {
-        tracing::debug!(%error, "what only the start has needed stays in memory");
+    tokio::time::sleep(STARTUP_DONE).await;
+    let released =
+        tokio::task::spawn_blocking(sandbox::startup_memory::release_startup_memory).await;
+    if let Ok(Err(error)) = released {
+        tracing::debug!(%error, "releasing startup memory failed");
     }
 }
 
-/// One line, when everything listens: to the watchdog, or on stderr.
+/// Reports that everything listens: to the watchdog, or on stderr.
 fn announce_ready(paths: &Paths, watchdog: Option<&mut WatchdogPipe>) -> Result<()> {
     let control = paths.control.display().to_string();
-    tracing::info!(control, pid = std::process::id(), "the gate is up");
+    tracing::info!(control, pid = std::process::id(), "gate is up");
     match watchdog {
         Some(watchdog) => watchdog.report_ready()?,
-        None => crate::output::say("ready"),
+        None => crate::output::print_message("ready"),
     }
     Ok(())
 }

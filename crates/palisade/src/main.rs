@@ -1,4 +1,4 @@
-//! The `palisade` command: parse, run, report.
+//! The `palisade` command: parses the command line, runs the command and reports errors.
 //!
 //! This crate wires the others together: command line, gate process, supervisor, reload,
 //! telemetry. **Never here:** a decision, a query, a protocol; each has a crate.
@@ -6,7 +6,7 @@
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 #![expect(
     unreachable_pub,
-    reason = "a binary exports nothing; pub says what a module offers"
+    reason = "a binary exports nothing; pub marks the interface of a module"
 )]
 
 mod child_reaper;
@@ -22,14 +22,14 @@ mod telemetry;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-/// A request takes a fifth less of the processor with it than with the system's, and what a
-/// large configuration needed while it was read goes back.
+/// With mimalloc a request takes a fifth less CPU time than with the system's allocator, and
+/// memory that parsing a large configuration needed is returned.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before anything else: these clone, shut themselves in or must be cheap, and want no
-    // thread and no argument parser beside them.
+    // Before anything else: these modes clone, sandbox themselves or must be cheap, and need no
+    // threads and no argument parser.
     match std::env::args_os()
         .nth(1)
         .as_deref()
@@ -37,8 +37,8 @@ fn main() -> ExitCode {
     {
         Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
         Some(gate::WORKER) => return sandbox::worker::worker_main(),
-        Some(gate::JUDGE) => return sandbox::pack_reader::pack_reader_main(),
-        Some(process_guard::LEASH) => return process_guard::process_guard_main(),
+        Some(gate::PACK_READER) => return sandbox::pack_reader::pack_reader_main(),
+        Some(process_guard::GUARD) => return process_guard::process_guard_main(),
         Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
         _ => {}
     }
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
             // A message may quote untrusted text; it stays on its own lines.
             let message = format!("palisade: {error:#}");
             for line in message.lines() {
-                output::say(&output::safe(line));
+                output::print_message(&output::safe(line));
             }
             exit::exit_of(&error).into()
         }

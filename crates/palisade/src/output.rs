@@ -16,17 +16,18 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print_line(&safe_json(&serde_json::to_string_pretty(value)?))
 }
 
-/// Prints lines of JSON whose bytes were hashed: byte by byte, unless a person looks at them.
+/// Prints JSON lines whose bytes were hashed: unchanged, but escaped on a terminal.
 pub fn print_hashed(lines: &[u8]) -> anyhow::Result<()> {
     if io::stdout().is_terminal() {
-        // A line that is no text was damaged, and has no bytes to keep.
+        // A line that is not UTF-8 is damaged, so its bytes need not be kept.
         write_out(safe_json(&String::from_utf8_lossy(lines)).as_bytes())
     } else {
         write_out(lines)
     }
 }
 
-/// Prints a line. A reader that went away (`| head`) is a reason to stop, not to complain.
+/// Prints a line. If the reader has closed the pipe (`| head`), the process exits without an
+/// error.
 pub fn print_line(line: &str) -> anyhow::Result<()> {
     write_out(format!("{line}\n").as_bytes())
 }
@@ -40,13 +41,13 @@ pub fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// Writes a line to stderr. A closed stderr is not an error.
-pub fn say(text: &str) {
+/// Prints a message on stderr. A closed stderr is not an error.
+pub fn print_message(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The command a person can type: `palisade`, or the path they started where PATH has none, as
-/// with `cargo run`.
+/// The command to show in hints: `palisade`, or the path of this program if PATH does not
+/// contain it, as with `cargo run`.
 pub fn program_name() -> String {
     const NAME: &str = "palisade";
     let on_path = find_program(OsStr::new(NAME)).is_some();
@@ -56,79 +57,78 @@ pub fn program_name() -> String {
     }
 }
 
-/// A sign of life on a terminal while something takes its time. What is quick shows nothing.
+/// A spinner on the terminal. Shows nothing for the first [`Spinner::DELAY`].
 pub struct Spinner {
-    over: Option<mpsc::Sender<()>>,
-    shows: Option<std::thread::JoinHandle<()>>,
-    words: Arc<Mutex<String>>,
+    done: Option<mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    message: Arc<Mutex<String>>,
 }
 
 impl Spinner {
     /// How long nothing is shown.
-    const QUIET: Duration = Duration::from_millis(400);
+    const DELAY: Duration = Duration::from_millis(400);
 
-    /// Begins to wait for `what`.
-    pub fn start(what: &str) -> Self {
-        let words = Arc::new(Mutex::new(what.to_owned()));
-        if !Self::is_seen() {
+    /// Starts a spinner with a message.
+    pub fn start(text: &str) -> Self {
+        let message = Arc::new(Mutex::new(text.to_owned()));
+        if !Self::is_visible() {
             return Self {
-                over: None,
-                shows: None,
-                words,
+                done: None,
+                thread: None,
+                message,
             };
         }
-        let (over, is_over) = mpsc::channel::<()>();
-        let shown = Arc::clone(&words);
-        let shows = std::thread::spawn(move || {
-            let over_within = |limit| {
+        let (done, is_done) = mpsc::channel::<()>();
+        let shown = Arc::clone(&message);
+        let thread = std::thread::spawn(move || {
+            let done_within = |limit| {
                 !matches!(
-                    is_over.recv_timeout(limit),
+                    is_done.recv_timeout(limit),
                     Err(mpsc::RecvTimeoutError::Timeout)
                 )
             };
-            if over_within(Self::QUIET) {
+            if done_within(Self::DELAY) {
                 return;
             }
-            let words = || shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let bar = ProgressBar::new_spinner().with_message(words());
+            let message = || shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let bar = ProgressBar::new_spinner().with_message(message());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
                 bar.set_style(style);
             }
-            while !over_within(Duration::from_millis(100)) {
-                bar.set_message(words());
+            while !done_within(Duration::from_millis(100)) {
+                bar.set_message(message());
                 bar.tick();
             }
             bar.finish_and_clear();
         });
         Self {
-            over: Some(over),
-            shows: Some(shows),
-            words,
+            done: Some(done),
+            thread: Some(thread),
+            message,
         }
     }
 
     /// Whether stderr is a terminal.
-    pub fn is_seen() -> bool {
+    pub fn is_visible() -> bool {
         io::stderr().is_terminal()
     }
 
-    /// Says from now on what is being waited for.
-    pub fn say(&self, words: String) {
-        *self.words.lock().unwrap_or_else(PoisonError::into_inner) = words;
+    /// Replaces the message.
+    pub fn set_message(&self, message: String) {
+        *self.message.lock().unwrap_or_else(PoisonError::into_inner) = message;
     }
 
-    /// Ends the sign; the line is clean again when this returns.
+    /// Removes the spinner; the line is empty when this returns.
     pub fn end(mut self) {
-        drop(self.over.take());
-        if let Some(shows) = self.shows.take() {
-            let _ = shows.join();
+        drop(self.done.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }
 
-/// Whether a character could move the cursor, reorder text or hide in it: the one definition
-/// for tables and sentences, JSON and the log. Selectors of an emoji's form (U+FE00 to U+FE0F)
-/// stay.
+/// Whether a character could move the cursor, or reorder or hide text. Used for tables,
+/// messages, JSON and the log. Variation selectors of emoji (U+FE00 to U+FE0F) are safe.
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -139,7 +139,7 @@ pub fn is_unsafe(c: char) -> bool {
             | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Appends `c` as `\uXXXX`, in two units where one is not enough (RFC 8259, section 7).
+/// Appends `c` as `\uXXXX`, as a surrogate pair if necessary (RFC 8259, section 7).
 pub fn push_escaped(text: &mut String, c: char) {
     let mut units = [0; 2];
     for unit in c.encode_utf16(&mut units) {
@@ -147,8 +147,8 @@ pub fn push_escaped(text: &mut String, c: char) {
     }
 }
 
-/// JSON with unsafe characters as escapes, which a JSON parser reads as the same text. Outside of
-/// strings serialised JSON has none of them but the ends of its lines.
+/// JSON with unsafe characters as escapes, which a JSON parser reads as the same text. Outside
+/// of strings, serialised JSON contains no unsafe characters except line ends.
 fn safe_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
@@ -161,8 +161,8 @@ fn safe_json(json: &str) -> String {
     shown
 }
 
-/// Untrusted text, made safe to show on a terminal: control characters and
-/// those that reorder or hide text are shown as escapes.
+/// Untrusted text, made safe for a terminal: control characters and characters that reorder or
+/// hide text are escaped.
 pub fn safe(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -175,7 +175,7 @@ pub fn safe(text: &str) -> String {
     shown
 }
 
-/// StoreRegistry under a heading, in columns as wide as their widest cell.
+/// A table: rows under a heading, in columns as wide as their widest cell.
 pub fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows
         .iter()
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_text_is_shown_not_obeyed() {
+    fn hostile_text_is_escaped() {
         assert_eq!(safe("a\x1b]52;c;x\x07b"), "a\\u{1b}]52;c;x\\u{7}b");
         assert_eq!(safe("evil\u{202e}txt.exe"), "evil\\u{202e}txt.exe");
         assert_eq!(safe("größe 猫"), "größe 猫");
@@ -216,7 +216,7 @@ mod tests {
 
     // Issue 14, number 6.
     #[test]
-    fn json_with_unsafe_characters_is_escaped_and_means_the_same() {
+    fn json_with_unsafe_characters_is_escaped_with_equal_meaning() {
         let value = serde_json::json!({
             "a\u{9b}\u{202e}": ["\u{7f}\u{85}\u{2028}\u{2066}\u{200b}\u{e0041}", "\n\t", "größe 猫🦀"],
         });
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up_and_nothing_trails() {
+    fn table_columns_align_without_trailing_spaces() {
         let rows = vec![
             vec!["a".into(), "猫猫".into()],
             vec!["long one".into(), "b".into()],

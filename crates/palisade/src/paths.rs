@@ -1,4 +1,4 @@
-//! Where things are on this machine.
+//! Paths of the gate's files: state directory, control socket, configuration.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use listen::MAX_SOCKET_PATH;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 
 /// The log of a gate in the background, in the state directory.
 pub const LOG: &str = "gate.log";
@@ -16,7 +16,7 @@ pub const LOG: &str = "gate.log";
 /// The lock of the process that restarts a gate in the background.
 pub const WATCHDOG_LOCK: &str = "watchdog.lock";
 
-/// Why a gate that kept dying is not restarted any more.
+/// The file with the reason why a gate is no longer restarted.
 pub const FAILURE: &str = "gate.failed";
 
 /// The first file of that name in the directories of PATH.
@@ -27,48 +27,48 @@ pub fn find_program(name: &OsStr) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// The places one gate lives in.
+/// The paths of one gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
-    /// Database, lock, log; 0700.
+    /// State directory with database, lock and log; mode 0700.
     pub state_dir: PathBuf,
     /// The control socket.
     pub control: PathBuf,
-    /// The operator's file.
+    /// The operator's configuration file.
     pub config: ConfigPath,
 }
 
-/// Where the operator's file is, or would be.
+/// The path of the operator's configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigPath {
-    /// Named by the operator: it must be there.
+    /// Named by the operator: the file must exist.
     Named(PathBuf),
-    /// The usual place: it counts from the moment it is there.
-    Usual(PathBuf),
-    /// There is no usual place.
-    Nowhere,
+    /// The default path: the file is used as soon as it exists.
+    Default(PathBuf),
+    /// There is no default path: HOME is not set.
+    None,
 }
 
 impl ConfigPath {
-    /// The file to read now; without one, everything has its default.
+    /// The file to read now; without one, all settings have their defaults.
     pub fn current(&self) -> Option<&Path> {
         match self {
             ConfigPath::Named(path) => Some(path),
-            ConfigPath::Usual(path) => path.symlink_metadata().is_ok().then_some(path),
-            ConfigPath::Nowhere => None,
+            ConfigPath::Default(path) => path.symlink_metadata().is_ok().then_some(path),
+            ConfigPath::None => None,
         }
     }
 
-    /// The file, whether or not it is there.
+    /// The path, whether or not the file exists.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            ConfigPath::Named(path) | ConfigPath::Usual(path) => Some(path),
-            ConfigPath::Nowhere => None,
+            ConfigPath::Named(path) | ConfigPath::Default(path) => Some(path),
+            ConfigPath::None => None,
         }
     }
 }
 
-/// What the command line and the environment said about places.
+/// Paths given on the command line or in the environment.
 #[derive(Clone, Debug, Default)]
 pub struct PathOptions {
     /// `--config`.
@@ -80,9 +80,9 @@ pub struct PathOptions {
 }
 
 impl Paths {
-    /// Decides where things are. `env` reads the environment.
-    pub fn resolve(wishes: &PathOptions, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        // The XDG specification tells programs to ignore relative values.
+    /// Resolves the paths. `env` reads the environment.
+    pub fn resolve(options: &PathOptions, env: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        // The XDG specification requires programs to ignore relative values.
         let absolute = |name: &str| {
             env(name)
                 .map(PathBuf::from)
@@ -92,13 +92,13 @@ impl Paths {
             absolute("HOME")
                 .map(|home| home.join(under))
                 .ok_or_else(|| {
-                    Failure::new(
-                        Exit::Usage,
-                        format!("HOME is not set; say where with {flag}"),
+                    CliError::new(
+                        CliExit::Usage,
+                        format!("HOME is not set; set it, or use {flag}"),
                     )
                 })
         };
-        let state_dir = match &wishes.state_dir {
+        let state_dir = match &options.state_dir {
             Some(given) => std::path::absolute(given)?,
             None => match absolute("XDG_STATE_HOME") {
                 Some(base) => base.join("palisade"),
@@ -106,8 +106,8 @@ impl Paths {
             },
         };
         let control = match (
-            &wishes.control,
-            &wishes.state_dir,
+            &options.control,
+            &options.state_dir,
             absolute("XDG_RUNTIME_DIR"),
         ) {
             (Some(given), _, _) => std::path::absolute(given)?,
@@ -115,23 +115,23 @@ impl Paths {
             (None, Some(_), _) | (None, None, None) => state_dir.join("control.sock"),
         };
         if control.as_os_str().len() > MAX_SOCKET_PATH {
-            return Err(Failure::new(
-                Exit::Usage,
+            return Err(CliError::new(
+                CliExit::Usage,
                 format!(
-                    "the control socket's path is {} bytes long, and {MAX_SOCKET_PATH} is the \
-                     most the system takes: {}; choose a shorter one with --control",
+                    "the path of the control socket is {} bytes long, and the limit is \
+                     {MAX_SOCKET_PATH}: {}; choose a shorter one with --control",
                     control.as_os_str().len(),
                     control.display()
                 ),
             )
             .into());
         }
-        let config = match (&wishes.config, absolute("XDG_CONFIG_HOME")) {
+        let config = match (&options.config, absolute("XDG_CONFIG_HOME")) {
             (Some(given), _) => ConfigPath::Named(std::path::absolute(given)?),
-            (None, Some(base)) => ConfigPath::Usual(base.join("palisade/palisade.yaml")),
+            (None, Some(base)) => ConfigPath::Default(base.join("palisade/palisade.yaml")),
             (None, None) => match home(".config/palisade/palisade.yaml", "--config") {
-                Ok(path) => ConfigPath::Usual(path),
-                Err(_) => ConfigPath::Nowhere,
+                Ok(path) => ConfigPath::Default(path),
+                Err(_) => ConfigPath::None,
             },
         };
         Ok(Self {
@@ -141,8 +141,8 @@ impl Paths {
         })
     }
 
-    /// Makes the state directory and the socket's, or checks that they are the
-    /// operator's alone.
+    /// Creates the state directory and the socket's directory, or checks that only the operator
+    /// can write to them.
     pub fn prepare(&self) -> Result<()> {
         make_private(&self.state_dir)?;
         match self.control.parent() {
@@ -151,22 +151,22 @@ impl Paths {
         }
     }
 
-    /// The lock that makes a gate the only one in its state directory.
+    /// The lock file of the gate.
     pub fn lock(&self) -> PathBuf {
         self.state_dir.join("lock")
     }
 
-    /// Where a gate in the background writes.
+    /// The log of a gate in the background.
     pub fn log(&self) -> PathBuf {
         self.state_dir.join(LOG)
     }
 
-    /// The lock of the process that restarts the gate.
+    /// The lock file of the watchdog.
     pub fn watchdog_lock(&self) -> PathBuf {
         self.state_dir.join(WATCHDOG_LOCK)
     }
 
-    /// What the operator has trusted.
+    /// The list of trusted repository files.
     pub fn trust(&self) -> PathBuf {
         self.state_dir.join("trust.json")
     }
@@ -179,8 +179,8 @@ fn make_dir(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
-/// Whoever may write to the socket's directory could put a socket of their own in its
-/// place. A sticky directory (`/tmp`) prevents that.
+/// A user who can write to the socket's directory could replace the socket. A sticky directory
+/// (`/tmp`) prevents that.
 fn make_safe_for_socket(path: &Path) -> Result<()> {
     make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
     let found = std::fs::metadata(path)?;
@@ -189,25 +189,28 @@ fn make_safe_for_socket(path: &Path) -> Result<()> {
     let own = [0, nix::unistd::geteuid().as_raw()].contains(&found.uid());
     if shared || !own {
         let message = format!(
-            "others may write to the control socket's directory {} (mode {:o}, uid {}); choose \
-             another with --control",
+            "other users can write to the directory of the control socket, {} (mode {:o}, uid {}); \
+             choose another socket with --control",
             path.display(),
             mode & 0o7777,
             found.uid()
         );
-        return Err(Failure::new(Exit::Usage, message).into());
+        return Err(CliError::new(CliExit::Usage, message).into());
     }
     Ok(())
 }
 
-/// A state directory that others can enter would give them the database and the CA.
-/// It is refused rather than changed: `--state-dir /tmp` must not close /tmp.
+/// A state directory that other users can enter would expose the database and the CA key. It is
+/// refused and not changed: `--state-dir /tmp` must not close /tmp.
 fn make_private(path: &Path) -> Result<()> {
     make_dir(path).with_context(|| format!("cannot create {}", path.display()))?;
     let found = std::fs::metadata(path)?;
     let own = nix::unistd::geteuid().as_raw();
-    let complaint = if found.uid() != own {
-        format!("belongs to uid {}, not to you", found.uid())
+    let problem = if found.uid() != own {
+        format!(
+            "belongs to uid {}, not to you; choose another with --state-dir",
+            found.uid()
+        )
     } else if found.mode() & 0o077 != 0 {
         format!(
             "is open to others (mode {:o}); run: chmod 700 {}",
@@ -217,9 +220,9 @@ fn make_private(path: &Path) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Failure::new(
-        Exit::Usage,
-        format!("the state directory {} {complaint}", path.display()),
+    Err(CliError::new(
+        CliExit::Usage,
+        format!("the state directory {} {problem}", path.display()),
     )
     .into())
 }
@@ -228,17 +231,17 @@ fn make_private(path: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn resolve(wishes: &PathOptions, env: &[(&str, &str)]) -> Result<Paths> {
+    fn resolve(options: &PathOptions, env: &[(&str, &str)]) -> Result<Paths> {
         let find = |name: &str| {
             env.iter()
                 .find(|(known, _)| *known == name)
                 .map(|(_, value)| OsString::from(value))
         };
-        Paths::resolve(wishes, find)
+        Paths::resolve(options, find)
     }
 
     #[test]
-    fn the_socket_follows_an_explicit_state_directory() {
+    fn control_socket_follows_an_explicit_state_directory() {
         let env = [("HOME", "/home/o"), ("XDG_RUNTIME_DIR", "/run/user/1000")];
         let usual = resolve(&PathOptions::default(), &env).unwrap();
         assert_eq!(usual.state_dir, Path::new("/home/o/.local/state/palisade"));
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_xdg_values_are_ignored_and_a_missing_home_is_explained() {
+    fn relative_xdg_values_are_ignored_and_home_is_required() {
         let env = [
             ("HOME", "/home/o"),
             ("XDG_STATE_HOME", "state"),
@@ -280,33 +283,33 @@ mod tests {
         let error = resolve(&PathOptions::default(), &[]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "HOME is not set; say where with --state-dir"
+            "HOME is not set; set it, or use --state-dir"
         );
     }
 
     #[test]
-    fn a_socket_path_of_107_bytes_fits_and_one_of_108_does_not() {
+    fn socket_path_may_have_107_bytes_but_not_108() {
         let of_length = |length: usize| {
             let control = PathBuf::from(format!("/{}", "x".repeat(length - 1)));
-            let wishes = PathOptions {
+            let options = PathOptions {
                 control: Some(control),
                 state_dir: Some("/s".into()),
                 config: None,
             };
-            resolve(&wishes, &[])
+            resolve(&options, &[])
         };
         assert!(of_length(107).is_ok());
         let error = of_length(108).unwrap_err();
         assert!(
             error
                 .to_string()
-                .contains("108 bytes long, and 107 is the most"),
+                .contains("108 bytes long, and the limit is 107"),
             "{error}"
         );
     }
 
     #[test]
-    fn a_state_directory_open_to_others_is_refused_and_left_alone() {
+    fn state_directory_open_to_others_is_refused_unchanged() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,25 +1,24 @@
-//! Process guard: the process between a server of ours and a command it started, which ensures
-//! that the command never outlives its reason.
+//! Process guard: the process between a palisade server and a command it started, which ensures
+//! that the command does not outlive the server.
 //!
 //! ```text
 //!   palisade __leash --parent PID [--leave-rest] -- CMD ARG…
 //!
-//!   running ── CMD ends ─────────────▶ ending, or done with --leave-rest
-//!      │ the parent is gone, TERM, INT, HUP
+//!   running ── CMD ends ─────────────▶ ending, or exit with --leave-rest
+//!      │ parent ends, TERM, INT, HUP
 //!      ▼
-//!   ending: TERM to CMD's group ── 1 s ─────▶ KILL to every descendant, until there is none
+//!   ending: TERM to CMD's group ── 1 s ─────▶ KILL to every descendant, until none is left
 //! ```
 //!
-//! USR1 leaves the deadline to the parent: CMD's group receives TERM, and KILL follows when the
-//! parent sends TERM, or is gone.
+//! After USR1 the parent keeps the deadline: CMD's group receives TERM, and KILL follows when
+//! the parent sends TERM or ends.
 //!
-//! It is a child subreaper, so that whatever CMD starts stays a descendant of this process: a
-//! session of its own or a double fork is no way out. It ends as CMD did, with 128 + n after
-//! signal n; 127 and 126 when CMD is not there or cannot be run, and 125 when the leash itself
-//! cannot do its work.
+//! The guard is a child subreaper, so that everything CMD starts stays a descendant of this
+//! process, also after setsid or a double fork. Its exit code is that of CMD, 128 + n after
+//! signal n, 127 if CMD does not exist, 126 if it cannot be run, and 125 if the guard itself
+//! fails.
 //!
-//! One thread, and nothing of the async runtime: a process is cheap enough to have one of these
-//! for every command.
+//! The guard has one thread and no async runtime, so that it is cheap enough for every command.
 
 pub mod descendants;
 
@@ -39,41 +38,42 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getppid};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// The word that makes this program a leash.
-pub const LEASH: &str = "__leash";
+/// The argument that makes this program a process guard.
+pub const GUARD: &str = "__leash";
 
-/// How long a command may take to end by itself, on a machine that is busy with others.
+/// How long a command may take to end after SIGTERM, also on a busy machine.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long killing is tried: what is stuck in the kernel does not die.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to retry killing: a process that is stuck in the kernel does not end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Between two looks at what is still there.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval between two checks for remaining descendants.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Its own failures, as those of env(1) and timeout(1).
+/// Exit code of failures of the guard itself, as with env(1) and timeout(1).
 const FAILED: u8 = 125;
 
-/// Reads the arguments, holds the command, and says how it ended.
+/// Entry point: parses the arguments, guards the command, and exits with its code.
 pub fn process_guard_main() -> ExitCode {
-    let outcome = Wish::read(std::env::args_os().skip(2)).and_then(|wish| wish.hold());
+    let outcome =
+        GuardOptions::read(std::env::args_os().skip(2)).and_then(|options| options.guard());
     match outcome {
         Ok(code) => ExitCode::from(code),
-        Err(Refusal { code, why }) => {
-            crate::output::say(&format!("palisade: {}", crate::output::safe(&why)));
+        Err(GuardError { code, why }) => {
+            crate::output::print_message(&format!("palisade: {}", crate::output::safe(&why)));
             ExitCode::from(code)
         }
     }
 }
 
-/// Why there is nothing to hold.
+/// Why the guard failed.
 #[derive(Debug)]
-struct Refusal {
+struct GuardError {
     code: u8,
     why: String,
 }
 
-impl Refusal {
+impl GuardError {
     fn new(why: impl Into<String>) -> Self {
         Self {
             code: FAILED,
@@ -86,17 +86,17 @@ impl Refusal {
     }
 }
 
-/// What is asked for.
+/// Arguments of the guard.
 #[derive(Debug, PartialEq, Eq)]
-struct Wish {
+struct GuardOptions {
     parent: i32,
-    /// Whether what the command left running may stay when it ends by itself.
+    /// Whether descendants may keep running when the command ends by itself.
     leave_rest: bool,
     argv: Vec<CString>,
 }
 
-impl Wish {
-    fn read(arguments: impl Iterator<Item = OsString>) -> Result<Self, Refusal> {
+impl GuardOptions {
+    fn read(arguments: impl Iterator<Item = OsString>) -> Result<Self, GuardError> {
         let mut arguments = arguments.into_iter();
         let (mut parent, mut leave_rest) = (None, false);
         loop {
@@ -109,7 +109,7 @@ impl Wish {
                 Some("--leave-rest") => leave_rest = true,
                 Some("--") => break,
                 _ => {
-                    return Err(Refusal::new(
+                    return Err(GuardError::new(
                         "usage: --parent PID [--leave-rest] -- CMD ARG…",
                     ));
                 }
@@ -117,13 +117,13 @@ impl Wish {
         }
         let parent = parent
             .filter(|parent| *parent > 0)
-            .ok_or_else(|| Refusal::new("a leash needs --parent PID"))?;
+            .ok_or_else(|| GuardError::new("missing --parent PID"))?;
         let argv = arguments
             .map(|word| CString::new(word.into_vec()))
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| Refusal::new("an argument holds a NUL"))?;
+            .map_err(|_| GuardError::new("an argument contains a NUL byte"))?;
         if argv.is_empty() {
-            return Err(Refusal::new("a leash needs a command"));
+            return Err(GuardError::new("missing command"));
         }
         Ok(Self {
             parent,
@@ -132,17 +132,17 @@ impl Wish {
         })
     }
 
-    /// Starts the command and stays until nothing of it is left to hold.
-    fn hold(&self) -> Result<u8, Refusal> {
+    /// Starts the command and waits until it and its descendants have ended.
+    fn guard(&self) -> Result<u8, GuardError> {
         let parent = watch(self.parent)?;
         prctl::set_child_subreaper(true)
-            .map_err(|errno| Refusal::of_system("cannot become a subreaper", errno))?;
-        // Before there is a command: from here on no signal ends the leash alone.
+            .map_err(|errno| GuardError::of_system("cannot become a subreaper", errno))?;
+        // Before the command starts: from here on no signal ends only the guard.
         let signals = receive_signals(&[Signal::SIGUSR1])
-            .map_err(|errno| Refusal::of_system("cannot receive signals", errno))?;
+            .map_err(|errno| GuardError::of_system("cannot receive signals", errno))?;
         let command = self.start()?;
-        let_go_of_ends();
-        let mut hold = Hold {
+        release_stdio();
+        let mut guarded = GuardedCommand {
             parent,
             signals,
             command,
@@ -152,46 +152,46 @@ impl Wish {
             code: None,
             ending: None,
         };
-        Ok(hold.until_over())
+        Ok(guarded.wait_until_ended())
     }
 
-    /// The command in a group of its own, with the signals it would have without us.
-    fn start(&self) -> Result<Pid, Refusal> {
+    /// Starts the command in its own process group, with default signal handling.
+    fn start(&self) -> Result<Pid, GuardError> {
         let (program, environment) = (self.program()?, environment());
         let attributes = spawn_attributes(PosixSpawnFlags::POSIX_SPAWN_SETPGROUP)
-            .map_err(|errno| Refusal::of_system("cannot prepare the command", errno))?;
+            .map_err(|errno| GuardError::of_system("cannot prepare the command", errno))?;
         let actions = PosixSpawnFileActions::init()
-            .map_err(|errno| Refusal::of_system("cannot prepare the command", errno))?;
+            .map_err(|errno| GuardError::of_system("cannot prepare the command", errno))?;
         posix_spawnp(program, &actions, &attributes, &self.argv, &environment).map_err(|errno| {
             let name = program.to_string_lossy();
-            Refusal {
+            GuardError {
                 code: if errno == Errno::ENOENT { 127 } else { 126 },
                 why: format!("cannot run {name}: {}", errno.desc()),
             }
         })
     }
 
-    fn program(&self) -> Result<&CString, Refusal> {
+    fn program(&self) -> Result<&CString, GuardError> {
         self.argv
             .first()
-            .ok_or_else(|| Refusal::new("a leash needs a command"))
+            .ok_or_else(|| GuardError::new("missing command"))
     }
 }
 
-/// A descriptor that speaks up when the parent is gone.
-fn watch(parent: i32) -> Result<OwnedFd, Refusal> {
-    let gone = || Refusal::new("the process to watch is not the parent, or is gone");
+/// A pidfd that becomes readable when the parent ends.
+fn watch(parent: i32) -> Result<OwnedFd, GuardError> {
+    let gone = || GuardError::new("the process of --parent is not the parent, or has ended");
     let pid = rustix::process::Pid::from_raw(parent).ok_or_else(gone)?;
     let watched = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())?;
-    // Only now: a number that is still the parent's is the one the descriptor was made for.
+    // Checked after opening: if the pid is still the parent's, the pidfd refers to the parent.
     if getppid() != Pid::from_raw(parent) {
         return Err(gone());
     }
     Ok(watched)
 }
 
-/// Blocks the signals that end a process, that of an ended child and those in `more`, and receives
-/// them on a descriptor instead.
+/// Blocks the signals that end a process, SIGCHLD and those in `more`, and receives them on a
+/// descriptor instead.
 pub fn receive_signals(more: &[Signal]) -> nix::Result<SignalFd> {
     let mut mask = SigSet::empty();
     let common = [
@@ -207,8 +207,8 @@ pub fn receive_signals(more: &[Signal]) -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Attributes that undo what this process did to its signals; with `SETPGROUP` in `more`, for a
-/// group of its own.
+/// Spawn attributes that restore default signal handling; with `SETPGROUP` in `more`, the child
+/// gets its own process group.
 pub fn spawn_attributes(more: PosixSpawnFlags) -> nix::Result<PosixSpawnAttr> {
     let mut attributes = PosixSpawnAttr::init()?;
     attributes.set_flags(
@@ -216,14 +216,14 @@ pub fn spawn_attributes(more: PosixSpawnFlags) -> nix::Result<PosixSpawnAttr> {
     )?;
     attributes.set_pgroup(Pid::from_raw(0))?;
     attributes.set_sigmask(&SigSet::empty())?;
-    // The Rust runtime ignores it.
+    // The Rust runtime ignores SIGPIPE.
     let mut default = SigSet::empty();
     default.add(Signal::SIGPIPE);
     attributes.set_sigdefault(&default)?;
     Ok(attributes)
 }
 
-/// This process's environment, for a process that it spawns.
+/// This process's environment, for a child process.
 pub fn environment() -> Vec<CString> {
     std::env::vars_os()
         .filter_map(|(name, value)| {
@@ -233,69 +233,77 @@ pub fn environment() -> Vec<CString> {
         .collect()
 }
 
-/// Lets go of the command's input and output: who is at the other end must see it close them.
-fn let_go_of_ends() {
-    if let Ok(nothing) = std::fs::OpenOptions::new()
+/// Closes the guard's copies of the command's stdio, so that the other end sees the command
+/// close them.
+fn release_stdio() {
+    if let Ok(null) = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
         .open("/dev/null")
     {
-        let _ = dup2_stdin(&nothing);
-        let _ = dup2_stdout(&nothing);
-        let _ = dup2_stderr(&nothing);
+        let _ = dup2_stdin(&null);
+        let _ = dup2_stdout(&null);
+        let _ = dup2_stderr(&null);
     }
 }
 
-/// A command that is held.
-struct Hold {
+/// A running command and its state.
+struct GuardedCommand {
     parent: OwnedFd,
     signals: SignalFd,
     command: Pid,
     leave_rest: bool,
-    /// From the beginning of the end until everything is killed.
+    /// Time from SIGTERM to SIGKILL.
     grace: Duration,
-    /// The command's group has received TERM, and the parent keeps the deadline.
+    /// The command's group received SIGTERM, and the parent keeps the deadline.
     terminated: bool,
-    /// How the command ended, once it has.
+    /// The command's exit code, once it has ended.
     code: Option<u8>,
-    /// When the end began.
+    /// When the ending began.
     ending: Option<Instant>,
 }
 
-/// Who is left.
+/// Whether child processes are left.
 #[derive(PartialEq, Eq)]
-enum Left {
-    Somebody,
-    Nobody,
+enum Children {
+    Some,
+    None,
 }
 
-impl Hold {
-    fn until_over(&mut self) -> u8 {
+impl GuardedCommand {
+    fn wait_until_ended(&mut self) -> u8 {
         loop {
             self.wait();
-            let left = self.reap();
-            let alone = self.ending.is_none();
-            if left == Left::Nobody || (alone && self.leave_rest && self.code.is_some()) {
+            let children = self.reap();
+            let ended_by_itself = self.ending.is_none();
+            if children == Children::None
+                || (ended_by_itself && self.leave_rest && self.code.is_some())
+            {
                 break;
             }
             match self.ending {
                 None if self.code.is_some() => self.begin_ending(),
                 None => {}
                 Some(since) if since.elapsed() < self.grace => {}
-                Some(since) if since.elapsed() < self.grace + PATIENCE => descendants::kill_all(),
+                Some(since) if since.elapsed() < self.grace + KILL_TIMEOUT => {
+                    descendants::kill_all();
+                }
                 Some(_) => break,
             }
         }
-        // Only its parent, which we are, can reap it.
+        // Set by `reap`: only this process, its parent, can reap the command.
         self.code.unwrap_or(FAILED)
     }
 
-    /// Until something happened, or it is time to look.
+    /// Waits for a signal, the end of the parent, or the next check.
     fn wait(&mut self) {
-        let patience = match self.ending {
+        let timeout = match self.ending {
             None => PollTimeout::NONE,
             Some(since) => {
-                let rest = self.grace.saturating_sub(since.elapsed()).max(LOOK);
+                let rest = self
+                    .grace
+                    .saturating_sub(since.elapsed())
+                    .max(CHECK_INTERVAL);
                 PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO)
             }
         };
@@ -303,13 +311,13 @@ impl Hold {
         if self.ending.is_none() {
             ends.push(PollFd::new(self.parent.as_fd(), PollFlags::POLLIN));
         }
-        // A failure is an interruption; whatever it was, it is looked at again.
-        let _ = poll(&mut ends, patience);
+        // An error is an interruption: everything is checked again.
+        let _ = poll(&mut ends, timeout);
         let parent_gone = ends
             .get(1)
             .is_some_and(|parent| parent.any().unwrap_or(false));
         drop(ends);
-        let mut told = false;
+        let mut must_end = false;
         while let Ok(Some(signal)) = self.signals.read_signal() {
             match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
                 Ok(Ok(Signal::SIGCHLD)) => {}
@@ -317,10 +325,10 @@ impl Hold {
                     self.terminated = true;
                     self.terminate_group();
                 }
-                _ => told = true,
+                _ => must_end = true,
             }
         }
-        if parent_gone || told {
+        if parent_gone || must_end {
             if self.terminated {
                 // The parent's deadline is over.
                 self.grace = Duration::ZERO;
@@ -340,15 +348,15 @@ impl Hold {
         let _ = kill(Pid::from_raw(-self.command.as_raw()), Signal::SIGTERM);
     }
 
-    /// Takes in everybody who has ended.
-    fn reap(&mut self) -> Left {
+    /// Reaps every child that has ended.
+    fn reap(&mut self) -> Children {
         loop {
             let (pid, code) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid, code),
                 Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, 128 + signal as i32),
-                Ok(WaitStatus::StillAlive) => return Left::Somebody,
+                Ok(WaitStatus::StillAlive) => return Children::Some,
                 Ok(_) | Err(Errno::EINTR) => continue,
-                Err(_) => return Left::Nobody,
+                Err(_) => return Children::None,
             };
             if pid == self.command {
                 self.code = Some(u8::try_from(code).unwrap_or(FAILED));
@@ -361,19 +369,19 @@ impl Hold {
 mod tests {
     use super::*;
 
-    fn read(words: &[&str]) -> Result<Wish, String> {
-        Wish::read(words.iter().map(OsString::from)).map_err(|refusal| refusal.why)
+    fn read(words: &[&str]) -> Result<GuardOptions, String> {
+        GuardOptions::read(words.iter().map(OsString::from)).map_err(|error| error.why)
     }
 
     #[test]
-    fn a_wish_is_read_up_to_the_command() {
-        let wish = read(&["--parent", "7", "--leave-rest", "--", "a", "--parent"]).unwrap();
-        assert_eq!((wish.parent, wish.leave_rest), (7, true));
-        assert_eq!(wish.argv, [c"a".to_owned(), c"--parent".to_owned()]);
+    fn arguments_are_parsed_up_to_the_command() {
+        let options = read(&["--parent", "7", "--leave-rest", "--", "a", "--parent"]).unwrap();
+        assert_eq!((options.parent, options.leave_rest), (7, true));
+        assert_eq!(options.argv, [c"a".to_owned(), c"--parent".to_owned()]);
     }
 
     #[test]
-    fn a_wish_without_parent_or_command_is_refused() {
+    fn arguments_without_parent_or_command_are_refused() {
         for words in [
             &["--", "a"][..],
             &["--parent", "x", "--", "a"],

@@ -1,7 +1,7 @@
-//! Moves bytes and signals between the operator's terminal and a command in a sandbox.
+//! Relays bytes and signals between the operator's terminal and a command in a sandbox.
 //!
-//! Nothing of the operator's is handed inside: bytes are copied. One thread, one loop; a
-//! reader that does not read holds back only what it should.
+//! No descriptor of the operator is passed into the sandbox: bytes are copied, by one thread in
+//! one loop.
 
 use std::io::{Error, IsTerminal, PipeReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,21 +18,21 @@ use sandbox::namespace::client::{CommandExit, RunningCommand};
 use sandbox::namespace::protocol::TerminalSize;
 use sandbox::terminal::{self, RawTerminal};
 
-/// How much is read at a time, and the most that waits for a command to read it.
-const PIECE: usize = 64 << 10;
+/// Size of one read, and the maximum of pending input.
+const CHUNK_SIZE: usize = 64 << 10;
 
-/// How long a sandbox may take to show that it takes signals.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a sandbox may take to respond after a signal.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Signals that are the command's, not ours.
-const PASSED_ON: [Signal; 4] = [
+/// Signals that are forwarded to the command.
+const FORWARDED_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
     Signal::SIGQUIT,
 ];
 
-/// The size of the terminal we are on, where both ends of the conversation are one.
+/// The size of the terminal, if both stdin and stdout are terminals.
 pub fn own_terminal() -> Option<TerminalSize> {
     let (stdin, stdout) = (std::io::stdin(), std::io::stdout());
     (stdin.is_terminal() && stdout.is_terminal())
@@ -40,92 +40,95 @@ pub fn own_terminal() -> Option<TerminalSize> {
         .flatten()
 }
 
-/// How a command is accompanied.
+/// Options of a relay session.
 pub struct RelayOptions {
-    /// It was started on a terminal of its own; ours is raw meanwhile.
+    /// Whether the command has its own terminal; this process's terminal is then in raw mode.
     pub on_terminal: bool,
-    /// Where its output goes.
-    pub stdout: Sink,
-    /// Whether its sandbox answers, found out without haste.
-    pub answers: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Where the command's stdout goes.
+    pub stdout: OutputTarget,
+    /// Checks whether the sandbox responds; may block.
+    pub is_responding: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// How it was with the command in the end.
+/// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It ended with this code.
+pub enum SessionEnd {
+    /// The command ended with this code.
     Code(i32),
-    /// It was killed with everything in its sandbox, and why.
+    /// The command was killed with its sandbox, for this reason.
     Stopped(i32, String),
-    /// We were told to end, and its sandbox did not answer: we went without it.
-    Left(i32),
+    /// This process received a signal and the sandbox did not respond: it ends before the
+    /// command.
+    Abandoned(i32),
 }
 
-impl End {
-    /// The code to end with.
+impl SessionEnd {
+    /// The exit code of this process.
     pub fn code(&self) -> i32 {
         match self {
-            End::Code(code) | End::Stopped(code, _) | End::Left(code) => *code,
+            SessionEnd::Code(code) | SessionEnd::Stopped(code, _) | SessionEnd::Abandoned(code) => {
+                *code
+            }
         }
     }
 }
 
-/// Accompanies a command to its end.
-pub fn relay_session(mut running: RunningCommand, options: RelayOptions) -> Result<End> {
+/// Relays a command's session until it ends.
+pub fn relay_session(mut running: RunningCommand, options: RelayOptions) -> Result<SessionEnd> {
     let on_terminal = options.on_terminal;
-    let mut mask: SigSet = PASSED_ON.into_iter().collect();
+    let mut mask: SigSet = FORWARDED_SIGNALS.into_iter().collect();
     mask.add(Signal::SIGWINCH);
-    mask.thread_block().context("cannot take signals")?;
+    mask.thread_block().context("cannot receive signals")?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
-        .context("cannot take signals")?;
+        .context("cannot receive signals")?;
     let stdin = std::io::stdin();
     let raw = on_terminal.then(|| RawTerminal::new(&stdin)).transpose()?;
     let mut relay = Relay::new(running.take_ends(), options)?;
     let end = relay
         .run(&running, &signals, &stdin)
-        .or_else(as_if_by_a_signal);
-    // The terminal first: whatever is said next, is said on a sane one.
+        .or_else(broken_pipe_as_sigpipe);
+    // The terminal first, so that later messages are printed in normal mode.
     drop(raw);
     let _ = mask.thread_unblock();
     end
 }
 
-/// Nobody reads the output any more (`| head`): a program of this machine would have died of
-/// it without a word. The command ends with us.
-fn as_if_by_a_signal(error: anyhow::Error) -> Result<End> {
+/// If the reader has closed the pipe (`| head`), ends as a local program would by SIGPIPE. The
+/// command ends with this process.
+fn broken_pipe_as_sigpipe(error: anyhow::Error) -> Result<SessionEnd> {
     let is_broken = |error: &Error| error.kind() == std::io::ErrorKind::BrokenPipe;
     if error.downcast_ref::<Error>().is_some_and(is_broken) {
-        return Ok(End::Code(128 + Signal::SIGPIPE as i32));
+        return Ok(SessionEnd::Code(128 + Signal::SIGPIPE as i32));
     }
     Err(error)
 }
 
 struct Relay {
-    /// The command's input; gone once it is closed.
+    /// The command's stdin, until it is closed.
     feed: Option<OwnedFd>,
-    /// Where its output comes from, and goes.
-    outputs: Vec<(OwnedFd, Sink)>,
-    /// Read from us and not yet taken by the command.
+    /// The command's output descriptors, with their targets.
+    outputs: Vec<(OwnedFd, OutputTarget)>,
+    /// Input that was read and not yet written to the command.
     pending: Vec<u8>,
     stdin_open: bool,
     on_terminal: bool,
     interrupts: u32,
     buffer: Vec<u8>,
-    answers: Arc<dyn Fn() -> bool + Send + Sync>,
-    doubt: Option<Doubt>,
+    is_responding: Arc<dyn Fn() -> bool + Send + Sync>,
+    probe: Option<SignalProbe>,
 }
 
-/// A signal was forwarded, and whether the sandbox handles it is not known yet.
-struct Doubt {
-    /// A byte means that the sandbox answers; end of file means that it does not.
-    verdict: PipeReader,
+/// A pending check whether the sandbox responds after a signal was forwarded.
+struct SignalProbe {
+    /// Receives a byte if the sandbox responds; end of file if it does not.
+    response: PipeReader,
     until: Instant,
     number: i32,
 }
 
-/// Where output goes.
+/// Where the output of a command goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sink {
+pub enum OutputTarget {
     Stdout,
     Stderr,
 }
@@ -135,18 +138,18 @@ impl Relay {
         let RelayOptions {
             on_terminal,
             stdout,
-            answers,
+            is_responding,
         } = options;
         for end in &ends {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
-                .context("cannot talk to the command")?;
+                .context("cannot set up the pipes of the command")?;
         }
         let mut ends = ends.into_iter();
         let feed = ends.next().context("the command has no input")?;
         let outputs = if on_terminal {
             vec![(feed.try_clone()?, stdout)]
         } else {
-            ends.zip([stdout, Sink::Stderr]).collect()
+            ends.zip([stdout, OutputTarget::Stderr]).collect()
         };
         Ok(Self {
             feed: Some(feed),
@@ -155,9 +158,9 @@ impl Relay {
             stdin_open: true,
             on_terminal,
             interrupts: 0,
-            buffer: vec![0; PIECE],
-            answers,
-            doubt: None,
+            buffer: vec![0; CHUNK_SIZE],
+            is_responding,
+            probe: None,
         })
     }
 
@@ -166,28 +169,28 @@ impl Relay {
         running: &RunningCommand,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
-    ) -> Result<End> {
+    ) -> Result<SessionEnd> {
         loop {
             let ready = self.wait(running.end(), signals, stdin)?;
             if ready.signal {
-                self.pass_on_signals(running, signals, stdin)?;
+                self.forward_signals(running, signals, stdin)?;
             }
             if ready.input {
                 self.read_input(stdin)?;
             }
             self.feed();
-            // All there is now, before the end is believed: it was written before.
-            self.pump()?;
+            // All available output, before the end is handled: it was written before.
+            self.copy_output()?;
             if ready.over {
-                self.pump()?;
+                self.copy_output()?;
                 let CommandExit { code, stopped } = running.wait()?;
                 return Ok(match stopped {
-                    Some(why) => End::Stopped(code, why),
-                    None => End::Code(code),
+                    Some(why) => SessionEnd::Stopped(code, why),
+                    None => SessionEnd::Code(code),
                 });
             }
             if let Some(number) = self.unanswered_signal() {
-                return Ok(End::Left(128 + number));
+                return Ok(SessionEnd::Abandoned(128 + number));
             }
         }
     }
@@ -197,14 +200,14 @@ impl Relay {
         over: BorrowedFd<'_>,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
-    ) -> Result<Ready> {
+    ) -> Result<ReadyEvents> {
         let on = |fd, flags| PollFd::new(fd, flags);
         let wants_input = self.stdin_open && self.pending.is_empty() && self.feed.is_some();
         let mut all = vec![
             on(over, PollFlags::POLLIN),
             on(signals.as_fd(), PollFlags::POLLIN),
         ];
-        // Only where it is wanted: a descriptor that has hung up is always ready.
+        // Only if input is wanted: a closed descriptor is always ready.
         if wants_input {
             all.push(on(stdin.as_fd(), PollFlags::POLLIN));
         }
@@ -213,34 +216,34 @@ impl Relay {
         if let (Some(feed), false) = (&self.feed, self.pending.is_empty()) {
             all.push(on(feed.as_fd(), PollFlags::POLLOUT));
         }
-        if let Some(doubt) = &self.doubt {
-            all.push(on(doubt.verdict.as_fd(), PollFlags::POLLIN));
+        if let Some(probe) = &self.probe {
+            all.push(on(probe.response.as_fd(), PollFlags::POLLIN));
         }
-        let limit = self.doubt.as_ref().map(|doubt| {
-            // Rounded up, or the last part of a millisecond is waited for in a loop.
-            let left = doubt.until.saturating_duration_since(Instant::now());
+        let limit = self.probe.as_ref().map(|probe| {
+            // Rounded up, so that the last part of a millisecond is not a busy loop.
+            let left = probe.until.saturating_duration_since(Instant::now());
             PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
         });
         match poll(&mut all, limit.unwrap_or(PollTimeout::NONE)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno).context("cannot wait for the command"),
         }
-        let is_ready = |place: usize| all.get(place).and_then(PollFd::any).unwrap_or(false);
-        Ok(Ready {
+        let is_ready = |index: usize| all.get(index).and_then(PollFd::any).unwrap_or(false);
+        Ok(ReadyEvents {
             over: is_ready(0),
             signal: is_ready(1),
             input: wants_input && is_ready(2),
         })
     }
 
-    fn pass_on_signals(
+    fn forward_signals(
         &mut self,
         running: &RunningCommand,
         signals: &SignalFd,
         stdin: &std::io::Stdin,
     ) -> Result<()> {
-        while let Ok(Some(told)) = signals.read_signal() {
-            let number = i32::try_from(told.ssi_signo).unwrap_or_default();
+        while let Ok(Some(signal)) = signals.read_signal() {
+            let number = i32::try_from(signal.ssi_signo).unwrap_or_default();
             if number == Signal::SIGWINCH as i32 {
                 if let (true, Some(size)) = (self.on_terminal, terminal::size(stdin))
                     && let Some(master) = &self.feed
@@ -250,50 +253,51 @@ impl Relay {
                 continue;
             }
             self.interrupts += 1;
-            // The third interrupt ends us.
+            // The third signal kills the command.
             if self.interrupts >= 3 {
                 running.kill()?;
             } else {
                 running.signal(number)?;
             }
-            self.doubt(number)?;
+            self.probe_sandbox(number)?;
         }
         Ok(())
     }
 
-    /// An init that stands still takes no signal, and we must not stand still with it.
-    fn doubt(&mut self, number: i32) -> Result<()> {
-        if self.doubt.is_some() {
+    /// Starts a check whether the sandbox responds: a paused init handles no signal, and this
+    /// process must not wait for it.
+    fn probe_sandbox(&mut self, number: i32) -> Result<()> {
+        if self.probe.is_some() {
             return Ok(());
         }
-        let (verdict, mut says) = std::io::pipe().context("cannot make a pipe")?;
-        let answers = Arc::clone(&self.answers);
-        // Asking may take its time. The thread ends with us, if not before.
+        let (response, mut result) = std::io::pipe().context("cannot make a pipe")?;
+        let is_responding = Arc::clone(&self.is_responding);
+        // The check may block. The thread ends with this process, if not before.
         std::thread::spawn(move || {
-            if answers() {
-                let _ = says.write_all(b"!");
+            if is_responding() {
+                let _ = result.write_all(b"!");
             }
         });
-        self.doubt = Some(Doubt {
-            verdict,
-            until: Instant::now() + PATIENCE,
+        self.probe = Some(SignalProbe {
+            response,
+            until: Instant::now() + RESPONSE_TIMEOUT,
             number,
         });
         Ok(())
     }
 
-    /// The signal that the sandbox does not handle, once that is clear.
+    /// The signal that the sandbox does not handle, once the check has failed.
     fn unanswered_signal(&mut self) -> Option<i32> {
-        let doubt = self.doubt.as_mut()?;
-        let mut ready = [PollFd::new(doubt.verdict.as_fd(), PollFlags::POLLIN)];
+        let probe = self.probe.as_mut()?;
+        let mut ready = [PollFd::new(probe.response.as_fd(), PollFlags::POLLIN)];
         if poll(&mut ready, PollTimeout::ZERO) == Ok(1) {
-            if let Ok(1) = doubt.verdict.read(&mut [0]) {
-                self.doubt = None;
+            if let Ok(1) = probe.response.read(&mut [0]) {
+                self.probe = None;
                 return None;
             }
-            return Some(doubt.number);
+            return Some(probe.number);
         }
-        (Instant::now() >= doubt.until).then_some(doubt.number)
+        (Instant::now() >= probe.until).then_some(probe.number)
     }
 
     fn read_input(&mut self, stdin: &std::io::Stdin) -> Result<()> {
@@ -304,7 +308,7 @@ impl Relay {
                 self.pending.extend_from_slice(piece);
             }
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            // Our terminal is gone; the command receives a signal for that.
+            // The terminal was closed; the command receives a signal for that.
             Err(Errno::EIO) => self.stdin_open = false,
             Err(errno) => return Err(errno).context("cannot read the input"),
         }
@@ -318,32 +322,32 @@ impl Relay {
             match nix::unistd::write(feed, &self.pending) {
                 Ok(written) => drop(self.pending.drain(..written)),
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
-                // It does not want to read.
+                // The command has closed its stdin.
                 Err(_) => {
                     self.pending.clear();
                     self.stdin_open = false;
                 }
             }
         }
-        // The end of a terminal's input is a key; a pipe's is its closing.
+        // On a terminal, end of input is a key; on a pipe, it is the close.
         if !self.stdin_open && self.pending.is_empty() && !self.on_terminal {
             self.feed = None;
         }
     }
 
-    /// Copies what the command has said so far.
-    fn pump(&mut self) -> Result<()> {
+    /// Copies the available output of the command.
+    fn copy_output(&mut self) -> Result<()> {
         let mut ended = Vec::new();
-        for (place, (end, sink)) in self.outputs.iter().enumerate() {
-            // A few pieces at a time, so that a torrent does not keep signals waiting.
+        for (index, (end, target)) in self.outputs.iter().enumerate() {
+            // A bounded number of chunks, so that much output does not delay signals.
             for _ in 0..16 {
                 match nix::unistd::read(end, &mut self.buffer) {
                     Ok(0) | Err(Errno::EIO) => {
-                        ended.push(place);
+                        ended.push(index);
                         break;
                     }
                     Ok(length) => {
-                        sink.write(self.buffer.get(..length).unwrap_or_default())?;
+                        target.write(self.buffer.get(..length).unwrap_or_default())?;
                     }
                     Err(Errno::EAGAIN) => break,
                     Err(Errno::EINTR) => {}
@@ -351,29 +355,29 @@ impl Relay {
                 }
             }
         }
-        for place in ended.into_iter().rev() {
-            self.outputs.remove(place);
+        for index in ended.into_iter().rev() {
+            self.outputs.remove(index);
         }
         Ok(())
     }
 }
 
-/// What is ready.
-struct Ready {
+/// The events that are ready.
+struct ReadyEvents {
     over: bool,
     signal: bool,
     input: bool,
 }
 
-impl Sink {
+impl OutputTarget {
     fn write(self, bytes: &[u8]) -> Result<()> {
         let written: Result<(), Error> = match self {
-            Sink::Stdout => {
+            OutputTarget::Stdout => {
                 let mut out = std::io::stdout().lock();
                 out.write_all(bytes).and_then(|()| out.flush())
             }
-            Sink::Stderr => std::io::stderr().lock().write_all(bytes),
+            OutputTarget::Stderr => std::io::stderr().lock().write_all(bytes),
         };
-        written.context("cannot write the output: the reader is gone")
+        written.context("cannot write the output: the reader has closed it")
     }
 }

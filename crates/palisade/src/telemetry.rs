@@ -1,8 +1,7 @@
-//! Logs, traces and numbers: set up once, before anything that could fail.
+//! Logs, traces and metrics, set up at the start of the process.
 //!
-//! Logs go to stderr, or to `gate.log` for a gate in the background. Every line passes
-//! the [`redact::Redactor`] on its way, and none comes faster than [`line_limits::LineLimits`]
-//! lets it.
+//! Logs go to stderr, or to `gate.log` for a gate in the background. Every line passes the
+//! [`redact::Redactor`], and [`line_limits::LineLimits`] limits the rate of lines.
 
 mod line_limits;
 mod lines;
@@ -26,14 +25,14 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
 use line_limits::LineLimits;
-use lines::Lines;
+use lines::LogQueue;
 use log_file::LogFile;
 use redact::Redactor;
 
-/// How long the end waits for the last lines to be written.
-const LAST_LINES: Duration = Duration::from_secs(2);
+/// How long the shutdown waits for the last log lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The crates of this workspace, which `-v` raises.
+/// The crates of this workspace, whose log level `-v` raises.
 const OWN_CRATES: [&str; 12] = [
     "config",
     "control",
@@ -49,41 +48,42 @@ const OWN_CRATES: [&str; 12] = [
     "workbench",
 ];
 
-/// What the rest of the gate adjusts after the start.
+/// Handles to the logging setup, for reloads and the shutdown.
 #[derive(Debug)]
 pub struct Telemetry {
-    /// The values no line may show.
+    /// Replaces secrets in log lines.
     pub redactor: Redactor,
     level: reload::Handle<EnvFilter, Registry>,
     verbose: u8,
     traces: Option<SdkTracerProvider>,
-    lines: Lines,
+    lines: LogQueue,
     limits: LineLimits,
 }
 
 /// Where log lines go.
 #[derive(Debug)]
-pub enum Sink {
-    /// The terminal or whatever stderr is.
+pub enum LogSink {
+    /// Standard error.
     Stderr,
-    /// The file of a gate in the background.
+    /// The log file of a gate in the background.
     File(LogFile),
 }
 
 impl Telemetry {
-    /// Starts logging as `settings` say; `verbose` is the count of `-v`.
+    /// Starts logging by `settings`; `verbose` is the count of `-v`.
     ///
-    /// Must be called inside the runtime when traces are on: they are sent from it.
-    pub fn start(settings: &Settings, verbose: u8, sink: Sink) -> Result<Self> {
+    /// Must be called in the runtime if traces are enabled: they are sent from it.
+    pub fn start(settings: &Settings, verbose: u8, sink: LogSink) -> Result<Self> {
         let redactor = Redactor::default();
-        let ansi = matches!(sink, Sink::Stderr)
+        let ansi = matches!(sink, LogSink::Stderr)
             && io::stderr().is_terminal()
             && std::env::var_os("NO_COLOR").is_none();
-        let write: lines::Sink = match sink {
-            Sink::Stderr => Box::new(|line| io::stderr().write_all(line)),
-            Sink::File(mut file) => Box::new(move |line| file.write_line(line)),
+        let write: lines::LineWriter = match sink {
+            LogSink::Stderr => Box::new(|line| io::stderr().write_all(line)),
+            LogSink::File(mut file) => Box::new(move |line| file.write_line(line)),
         };
-        let writer = Lines::start(write, redactor.clone(), ansi).context("cannot start the log")?;
+        let writer =
+            LogQueue::start(write, redactor.clone(), ansi).context("cannot start the log")?;
         let (filter, level) = reload::Layer::new(filter(settings, verbose)?);
         let limits = LineLimits::new();
         let lines = line_layer(settings, writer.clone(), ansi).with_filter(limits.clone());
@@ -108,7 +108,7 @@ impl Telemetry {
             lines: writer,
             limits,
         };
-        telemetry.learn(settings);
+        telemetry.add_secrets(settings);
         Ok(telemetry)
     }
 
@@ -117,16 +117,16 @@ impl Telemetry {
         filter(settings, self.verbose)
     }
 
-    /// Takes over the secrets and the level of new settings.
+    /// Applies the secrets and the log level of new settings.
     pub fn apply(&self, settings: &Settings, filter: EnvFilter) {
-        self.learn(settings);
+        self.add_secrets(settings);
         if let Err(error) = self.level.reload(filter) {
-            tracing::error!(%error, "the log level could not be changed");
+            tracing::error!(%error, "changing the log level failed");
         }
     }
 
-    fn learn(&self, settings: &Settings) {
-        self.redactor.learn(
+    fn add_secrets(&self, settings: &Settings) {
+        self.redactor.add_secrets(
             settings
                 .secret_values()
                 .iter()
@@ -134,19 +134,24 @@ impl Telemetry {
         );
     }
 
-    /// Sends what is left. Blocks for as long as the collector takes, a few seconds at most.
+    /// Exports the remaining traces and writes the remaining lines. Blocks for a few seconds at
+    /// most.
     pub fn finish(&self) {
         if let Some(traces) = &self.traces
             && let Err(error) = traces.shutdown()
         {
-            tracing::warn!(%error, "the last traces could not be sent");
+            tracing::warn!(%error, "exporting the last traces failed");
         }
         self.limits.report();
-        self.lines.flush(LAST_LINES);
+        self.lines.flush(FLUSH_TIMEOUT);
     }
 }
 
-fn line_layer<S>(settings: &Settings, writer: Lines, ansi: bool) -> Box<dyn Layer<S> + Send + Sync>
+fn line_layer<S>(
+    settings: &Settings,
+    writer: LogQueue,
+    ansi: bool,
+) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
 {
@@ -159,8 +164,8 @@ where
     }
 }
 
-/// `PALISADE_LOG` speaks `tracing`'s own filter language and wins; `-v` and `-vv` raise
-/// our own crates to debug and trace.
+/// The log filter. `PALISADE_LOG` has the syntax of `tracing` filters and takes precedence;
+/// `-v` and `-vv` raise the crates of this workspace to debug and trace.
 fn filter(settings: &Settings, verbose: u8) -> Result<EnvFilter> {
     if let Ok(directives) = std::env::var("PALISADE_LOG") {
         return EnvFilter::try_new(directives).context("PALISADE_LOG is not a log filter");
@@ -176,11 +181,11 @@ fn filter(settings: &Settings, verbose: u8) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{others},hyper=info,{}", ours.join(","))).context("logging.level")
 }
 
-/// A panic is a log line like any other, so that it is redacted and lands in the file.
+/// Logs panics, so that they are redacted and written to the log file.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let backtrace = std::backtrace::Backtrace::capture();
-        tracing::error!(panic = %panic, %backtrace, "a task panicked");
+        tracing::error!(panic = %panic, %backtrace, "task panicked");
     }));
 }
 
@@ -190,7 +195,7 @@ mod tests {
 
     // Issue 14, number 11.
     #[test]
-    fn every_crate_of_the_workspace_is_raised_by_verbosity() {
+    fn verbose_raises_every_crate_of_the_workspace() {
         let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         let manifest = |entry: std::fs::DirEntry| {
             std::fs::read_to_string(entry.path().join("Cargo.toml")).unwrap()

@@ -1,16 +1,14 @@
-//! The allowlist: which hosts, ports, methods, paths and programs.
+//! The allowlist: rules for hosts, ports, methods, paths and programs.
 //!
-//! One table answers for HTTP, CONNECT and DNS, so that they cannot drift apart. A host is
-//! looked up in time that does not depend on the number of rules: exact names in one hash
-//! table, suffixes of wildcards in another, which is probed at the label boundaries where
-//! some rule ends.
+//! HTTP, CONNECT and DNS use the same table, so that they decide alike. The lookup time of a host
+//! does not depend on the number of rules: exact names are in one hash table, suffixes of
+//! wildcards in another, which is probed only at label boundaries where some rule has its suffix.
 //!
-//! **Who decides.** What is allowed is said by the most specific pattern: an exact name
-//! beats a wildcard and a longer wildcard a shorter one, and the rules that share the
-//! winning pattern are all asked, in the order of the file. What is denied is denied by
-//! every pattern that names the host: a grant for `a.x.com` must not lift what the
-//! operator denied on `*.x.com`. A rule that denies everything denies the name: then it is
-//! not resolved either, and no alias leads there.
+//! **Precedence.** Allow rules are those of the most specific pattern: an exact name wins over a
+//! wildcard and a longer wildcard over a shorter one, and all rules with the winning pattern are
+//! tried in the order of the file. Deny rules are those of every pattern that matches the host: a
+//! rule for `a.x.com` must not lift what the operator denied on `*.x.com`. A rule that denies
+//! everything denies the name: DNS does not resolve it, also not as an alias.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -25,28 +23,27 @@ use crate::path::CleanPath;
 use crate::reason::Reason;
 use crate::verdict::{Denial, RuleName};
 
-/// The ports of a rule that names none.
+/// The ports of a rule without ports.
 pub const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// The name in denials that no single rule decided.
+/// The rule name in refusals that no single rule decided.
 const TABLE: &str = "allowlist";
 
-/// One entry of the allowlist, as configuration resolved it.
+/// One entry of the allowlist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostRule {
     /// The hosts.
     pub pattern: HostPattern,
-    /// The ports; empty for [`DEFAULT_PORTS`].
+    /// The ports; [`DEFAULT_PORTS`] if empty.
     pub ports: Vec<u16>,
-    /// What may be done there.
+    /// The methods and paths.
     pub endpoints: EndpointRules,
-    /// The programs; empty for all. A name is compared with the executable's file name,
-    /// an absolute path with the whole path. A convenience, not a boundary: an agent can
-    /// call its programs what it likes.
+    /// The programs; all if empty. A name is compared with the executable's file name, an absolute
+    /// path with the whole path. This is not a security boundary: an agent can rename programs.
     pub programs: Vec<String>,
-    /// What an operator calls it.
+    /// The name of the rule in refusals and records.
     pub name: RuleName,
-    /// A scan profile that replaces the general one. Not interpreted here.
+    /// A scan profile that replaces the default one. Not interpreted here.
     pub scan: Option<String>,
 }
 
@@ -63,7 +60,7 @@ impl HostRule {
         }
     }
 
-    /// The ports it allows.
+    /// The ports of the rule.
     pub fn ports(&self) -> &[u16] {
         if self.ports.is_empty() {
             &DEFAULT_PORTS
@@ -72,32 +69,33 @@ impl HostRule {
         }
     }
 
-    /// Whether it denies whatever is asked, of everybody.
+    /// Whether the rule denies every request of every program.
     pub fn denies_everything(&self) -> bool {
         self.programs.is_empty() && self.endpoints.deny.iter().any(EndpointRule::is_everything)
     }
 
-    /// Whether it speaks for `program`; an unknown program only where none is named.
-    fn names_program(&self, program: Option<&str>) -> bool {
+    /// Whether the rule applies to `program`. To an unknown program only rules without programs
+    /// apply.
+    fn applies_to_program(&self, program: Option<&str>) -> bool {
         self.programs.is_empty()
             || program
-                .is_some_and(|program| self.programs.iter().any(|named| is_called(program, named)))
+                .is_some_and(|program| self.programs.iter().any(|named| is_program(program, named)))
     }
 }
 
-/// Whether a rule that says `named` means the executable at `program`: its path, its file's
-/// name, or `git` for the parts that git does its work with, such as
-/// `/usr/lib/git-core/git-remote-http`, which is the one that speaks to a server.
-fn is_called(program: &str, named: &str) -> bool {
+/// Whether `named` in a rule matches the executable `program`: by its path, by its file name, or as
+/// `git` for git's own helpers such as `/usr/lib/git-core/git-remote-http`, which connects to
+/// servers.
+fn is_program(program: &str, named: &str) -> bool {
     let (directory, file) = program.rsplit_once('/').unwrap_or(("", program));
     let part_of_git = || file.starts_with("git-") && directory.ends_with("/git-core");
     named == program || named == file || (named == "git" && part_of_git())
 }
 
-/// What a request wants, normalised.
+/// The normalised target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Whose request it is. A permit for one sandbox is worth nothing to another.
+    /// The sandbox that sends the request. A permit is valid for this sandbox only.
     pub sandbox: SandboxId,
     /// The method.
     pub method: Method,
@@ -107,19 +105,19 @@ pub struct Target {
     pub port: u16,
     /// The path and query.
     pub path: CleanPath,
-    /// The executable that opened the connection, where it is known for certain.
+    /// The executable that opened the connection, if it is known for certain.
     pub program: Option<String>,
 }
 
-/// Proof that a target was judged and allowed. It owns the target: what was checked is
-/// what is sent. [`Allowlist::judge`] makes one, or an operator's approval.
+/// Proof that a target is allowed. It owns the target, so that the target that was checked is the
+/// one that is sent. Created by [`Allowlist::judge`] or by an operator's approval.
 ///
 /// ```compile_fail,E0451
 /// fn forge(target: policy::allowlist::Target) -> policy::allowlist::Permit {
 ///     policy::allowlist::Permit { target, rule: "mine".into(), scan: None }
 /// }
 /// ```
-#[must_use = "a permit is only worth something to the stage that demands it"]
+#[must_use = "a permit is required by the next stage"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Permit {
     target: Target,
@@ -128,7 +126,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// The permit for a target that the rules do not name and the operator allowed.
+    /// The permit for a target that no rule matches and the operator approved.
     pub fn approved(target: Target, approval: Approval) -> Self {
         Self {
             target,
@@ -137,22 +135,22 @@ impl Permit {
         }
     }
 
-    /// What was allowed.
+    /// The allowed target.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The rule that allowed it.
+    /// The rule that allowed the target.
     pub fn rule(&self) -> &RuleName {
         &self.rule
     }
 
-    /// The rule's scan profile, where it has one.
+    /// The rule's scan profile, if it has one.
     pub fn scan(&self) -> Option<&str> {
         self.scan.as_deref()
     }
 
-    /// Gives up the proof and returns the target.
+    /// Drops the proof and returns the target.
     pub fn into_target(self) -> Target {
         self.target
     }
@@ -160,19 +158,18 @@ impl Permit {
 
 /// The table of all host rules.
 ///
-/// The hash has no secret: only the operator puts names in, and a name that is looked up
-/// cannot lengthen a chain.
+/// The hash is not keyed: only the operator inserts names, and a lookup cannot cause collisions.
 #[derive(Clone, Debug, Default)]
 pub struct Allowlist {
-    /// Rules that share a pattern, in file order.
+    /// Groups of rules with the same pattern, in file order.
     groups: Vec<Vec<HostRule>>,
     exact: HashMap<HostName, usize, FixedState>,
     below: HashMap<HostName, usize, FixedState>,
     ips: HashMap<IpAddr, usize, FixedState>,
-    /// Bit `n` is set when some wildcard has a suffix of `n` labels (127 at most), so that
-    /// a hostile name with all of them does not cost 126 probes.
+    /// Bit `n` is set if some wildcard has a suffix of `n` labels (at most 127), so that a hostile
+    /// name with many labels does not cost 126 probes.
     depths: u128,
-    /// Whether some rule denies everything, so that it is worth looking for it.
+    /// Whether some rule denies everything; otherwise the search for one is skipped.
     denies_names: bool,
 }
 
@@ -199,12 +196,12 @@ impl Allowlist {
         list
     }
 
-    /// All rules, those of one pattern together.
+    /// All rules, grouped by pattern.
     pub fn rules(&self) -> impl Iterator<Item = &HostRule> {
         self.groups.iter().flatten()
     }
 
-    /// The rules of the most specific pattern that names `host`, in file order.
+    /// The rules of the most specific pattern that matches `host`, in file order.
     pub fn lookup(&self, host: &Host) -> Option<&[HostRule]> {
         let group = match host {
             Host::Name(name) => match self.exact.get(name) {
@@ -222,8 +219,8 @@ impl Allowlist {
         longest
     }
 
-    /// Visits the groups of all wildcards above `name`, the longest suffix last. From the
-    /// end of the name, so that one of many labels costs no more than the rules do.
+    /// Visits the groups of all wildcards that match `name`, the longest suffix last. It starts
+    /// at the end of the name and stops at the longest suffix of any rule.
     fn visit_below(&self, name: &str, mut visit: impl FnMut(usize)) {
         let mut labels = 0_u32;
         for (at, byte) in name.bytes().enumerate().rev() {
@@ -244,7 +241,7 @@ impl Allowlist {
         }
     }
 
-    /// The first deny rule that matches, of any pattern that names the host.
+    /// The first matching deny rule, of any pattern that matches the host.
     fn find_deny<'a>(
         &'a self,
         target: &Target,
@@ -254,10 +251,10 @@ impl Allowlist {
         let deny_of = |rules: &'a [HostRule]| {
             let on_port = |rule: &&HostRule| rule.ports().contains(&target.port);
             rules.iter().filter(on_port).find_map(|rule| {
-                // A rule for some programs also denies when nobody knows the program:
-                // making the socket's owner ambiguous must not open a door.
-                let speaks = program.is_none() || rule.names_program(program);
-                let endpoints = speaks.then_some(&rule.endpoints)?;
+                // A deny rule for certain programs also applies to an unknown program: hiding the
+                // socket's owner must not lift it.
+                let applies = program.is_none() || rule.applies_to_program(program);
+                let endpoints = applies.then_some(&rule.endpoints)?;
                 Some((endpoints.find_deny(&target.method, &target.path)?, rule))
             })
         };
@@ -271,8 +268,8 @@ impl Allowlist {
         found
     }
 
-    /// Whether some rule that names `host` restricts methods or paths on `port`: a rule of the
-    /// most specific pattern, or a deny rule of a wider one.
+    /// Whether some rule for `host` restricts methods or paths on `port`: a rule of the most
+    /// specific pattern, or a deny rule of a wider one.
     pub fn restricts_endpoints(&self, host: &Host, port: u16) -> bool {
         let on_port = |rule: &&HostRule| rule.ports().contains(&port);
         let specific = self.lookup(host).unwrap_or_default();
@@ -289,13 +286,13 @@ impl Allowlist {
         restricts
     }
 
-    /// Whether some rule denies a name.
+    /// Whether some rule denies a name, that is, denies everything.
     pub fn denies_names(&self) -> bool {
         self.denies_names
     }
 
-    /// The rule that denies everything on every port that the rules of `host` name: then
-    /// the host is denied by its name. A host that no rule names is not.
+    /// The rule that denies `host` by name: every port of the host's rules has a rule that denies
+    /// everything. None for a host without rules.
     pub fn denied_name(&self, host: &Host) -> Option<&HostRule> {
         if !self.denies_names {
             return None;
@@ -306,7 +303,7 @@ impl Allowlist {
         denying.all(|found| found.is_some()).then_some(first)
     }
 
-    /// The rule that denies everything on a port, of any pattern that names the host.
+    /// The rule that denies everything on a port, of any pattern that matches the host.
     fn denied_port(&self, host: &Host, port: u16) -> Option<&HostRule> {
         if !self.denies_names {
             return None;
@@ -322,7 +319,7 @@ impl Allowlist {
         found
     }
 
-    /// Decides about the host alone. DNS asks this.
+    /// Decides about the host alone, for DNS queries.
     pub fn judge_host(&self, host: &Host) -> Result<&[HostRule], Denial> {
         match self.denied_name(host) {
             Some(rule) => Err(refuse_name(host, rule)),
@@ -330,15 +327,14 @@ impl Allowlist {
         }
     }
 
-    /// Decides about a name behind the alias of a host that was allowed. Which names those
-    /// are is up to whoever runs that host, so that the list need not have them; one that
-    /// the operator denied is denied here, too.
+    /// Decides about the target of a DNS alias (CNAME) of an allowed host. The owner of the host
+    /// chooses it, so it need not be on the list; but a name that the operator denied is refused.
     pub fn judge_alias(&self, alias: &Host) -> Result<(), Denial> {
         self.denied_name(alias)
             .map_or(Ok(()), |rule| Err(refuse_name(alias, rule)))
     }
 
-    /// Decides about a connection that nobody reads: by host, port and program alone.
+    /// Decides about a connection that passes unread: by host, port and program alone.
     pub fn judge_unread(
         &self,
         host: &Host,
@@ -351,11 +347,11 @@ impl Allowlist {
         }
         let mut on_port = rules.iter().filter(|rule| rule.ports().contains(&port));
         on_port
-            .find(|rule| rule.names_program(program))
+            .find(|rule| rule.applies_to_program(program))
             .ok_or_else(|| refuse_program(rules, host, program))
     }
 
-    /// Decides about host and port, when no more is known.
+    /// Decides about host and port alone.
     pub fn judge_port(&self, host: &Host, port: u16) -> Result<&[HostRule], Denial> {
         let rules = self.judge_host(host)?;
         if rules.iter().any(|rule| rule.ports().contains(&port)) {
@@ -367,9 +363,9 @@ impl Allowlist {
 
     /// Decides about a request.
     ///
-    /// Rules for other ports and programs stand aside. Then the first deny rule that
-    /// matches wins, also one of a wider pattern, and after that the first rule of the
-    /// most specific pattern that allows.
+    /// Rules for other ports and programs are ignored. Then the first matching deny rule wins,
+    /// including those of wider patterns, and after that the first rule of the most specific
+    /// pattern that allows the request.
     pub fn judge(&self, target: Target) -> Result<Permit, Denial> {
         let rules = self.judge_port(&target.host, target.port)?;
         let program = target.program.as_deref();
@@ -382,7 +378,7 @@ impl Allowlist {
             .iter()
             .filter(|rule| rule.ports().contains(&target.port));
         let mut nearest: Option<(EndpointRefusal<'_>, &HostRule)> = None;
-        for rule in on_port.filter(|rule| rule.names_program(program)) {
+        for rule in on_port.filter(|rule| rule.applies_to_program(program)) {
             match rule.endpoints.check_allow(&target.method, &target.path) {
                 Ok(()) => {
                     return Ok(Permit {
@@ -391,7 +387,7 @@ impl Allowlist {
                         target,
                     });
                 }
-                // 'Wrong method' says more than 'unknown path'.
+                // A refused method is a more helpful reason than a refused path.
                 Err(refusal) => {
                     if nearest.is_none_or(|(other, _)| other == EndpointRefusal::Path) {
                         nearest = Some((refusal, rule));
@@ -407,18 +403,19 @@ impl Allowlist {
 
     fn refuse_host(&self, host: &Host) -> Denial {
         match host {
-            Host::Ip(ip) => Denial::new(Reason::IpLiteral, TABLE).saying(format!(
+            Host::Ip(ip) => Denial::new(Reason::IpLiteral, TABLE).with_message(format!(
                 "The address {ip} is not on the allowlist. Use the host's name, or ask the \
-                 operator to list the address."
+                 operator to add the address to egress.domains."
             )),
             Host::Name(name) if self.below.contains_key(name) => {
-                Denial::new(Reason::HostDenied, format!("{TABLE}:*.{name}")).saying(format!(
-                    "The rule '*.{name}' is for names below {name} and not for {name} itself. \
-                     Ask the operator to list it too."
+                Denial::new(Reason::HostDenied, format!("{TABLE}:*.{name}")).with_message(format!(
+                    "The rule '*.{name}' matches names below {name} but not {name} itself. Ask the \
+                     operator to add {name} to egress.domains."
                 ))
             }
-            Host::Name(name) => Denial::new(Reason::HostDenied, TABLE).saying(format!(
-                "The host {name} is not on the allowlist. Ask the operator to list it."
+            Host::Name(name) => Denial::new(Reason::HostDenied, TABLE).with_message(format!(
+                "The host {name} is not on the allowlist. Ask the operator to add it to \
+                 egress.domains."
             )),
         }
     }
@@ -435,7 +432,7 @@ fn name_of(rules: &[HostRule]) -> RuleName {
 }
 
 fn refuse_name(host: &Host, rule: &HostRule) -> Denial {
-    Denial::new(Reason::HostDenied, rule.name.clone()).saying(format!(
+    Denial::new(Reason::HostDenied, rule.name.clone()).with_message(format!(
         "The host {host} is denied by a rule. Do not retry."
     ))
 }
@@ -445,7 +442,7 @@ fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
     ports.sort_unstable();
     ports.dedup();
     let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-    Denial::new(Reason::PortDenied, name_of(rules)).saying(format!(
+    Denial::new(Reason::PortDenied, name_of(rules)).with_message(format!(
         "Port {port} of {host} is not allowed, only {}. Ask the operator to add the port to the \
          host's rule.",
         ports.join(", ")
@@ -453,14 +450,16 @@ fn refuse_port(host: &Host, port: u16, rules: &[HostRule]) -> Denial {
 }
 
 fn refuse_program(rules: &[HostRule], host: &Host, program: Option<&str>) -> Denial {
-    let denial = |sentence| Denial::new(Reason::ProgramDenied, name_of(rules)).saying(sentence);
+    let denial =
+        |sentence| Denial::new(Reason::ProgramDenied, name_of(rules)).with_message(sentence);
     match program {
         Some(program) => denial(format!(
-            "This program may not speak to {host}. Use one the rule names."
+            "This program may not connect to {host}. Use a program that the rule allows."
         ))
-        .because(format!("the program is {program}")),
+        .with_evidence(format!("the program is {program}")),
         None => denial(format!(
-            "Only certain programs may speak to {host}, and it is not certain which one this is."
+            "Only certain programs may connect to {host}, and the program of this connection \
+             could not be determined."
         )),
     }
 }
@@ -474,16 +473,16 @@ fn refuse_endpoint(refusal: EndpointRefusal<'_>, rule: &HostRule, target: &Targe
             format!("{method} {path} on {host} is denied by a rule. Do not retry.")
         }
         EndpointRefusal::Method => {
-            format!("{method} is not allowed on {path} of {host}, other methods are.")
+            format!("{method} is not allowed on {path} of {host}; other methods are.")
         }
         EndpointRefusal::Path => format!(
             "{method} {path} is not among the endpoints allowed on {host}. Ask the operator to \
              add it to the host's rule."
         ),
     };
-    let denial = Denial::new(refusal.reason(), rule.name.clone()).saying(sentence);
+    let denial = Denial::new(refusal.reason(), rule.name.clone()).with_message(sentence);
     match refusal {
-        EndpointRefusal::Denied(deny) => denial.because(format!("deny {deny}")),
+        EndpointRefusal::Denied(deny) => denial.with_evidence(format!("deny {deny}")),
         EndpointRefusal::Method | EndpointRefusal::Path => denial,
     }
 }

@@ -1,49 +1,50 @@
-//! An operator's answers to questions, and the proof that one of them allows something.
+//! The operator's answers to approval questions, and the proof of an approval.
 
 use crate::clock::Tick;
 use crate::verdict::{Digest, Question, RuleName};
 
-/// An operator's answer to one question.
+/// The operator's answer to one approval question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// What was asked about may pass.
+pub enum ApprovalAnswer {
+    /// The subject of the question is allowed.
     Allow {
-        /// Until when the same question of the same sandbox needs no new answer, and the one that
-        /// asked may be in flight; none where the answer is for the one that asked, to its end.
+        /// When the approval ends, for the request that raised the question and for later ones of
+        /// the sandbox with the same question. None: it covers that request alone, to its end.
         until: Option<Tick>,
     },
-    /// It may not.
+    /// The subject is refused.
     Deny,
-    /// Nobody answered in time.
+    /// There was no answer in time.
     TimedOut,
 }
 
-impl Answer {
-    /// Whether the answer still holds: one with a time ends then, for the one that asked as well.
+impl ApprovalAnswer {
+    /// Whether the answer still holds at `now`; an approval with an end time expires then.
     pub fn holds_at(&self, now: Tick) -> bool {
         match self {
-            Answer::Allow { until: Some(until) } => now < *until,
-            Answer::Allow { until: None } | Answer::Deny | Answer::TimedOut => true,
+            ApprovalAnswer::Allow { until: Some(until) } => now < *until,
+            ApprovalAnswer::Allow { until: None }
+            | ApprovalAnswer::Deny
+            | ApprovalAnswer::TimedOut => true,
         }
     }
 }
 
-/// The answers that one request was given. An answer satisfies the digest of its question and no
-/// other.
+/// The answers to the questions of one request, by the digest of the question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answers(Vec<(Digest, Answer)>);
+pub struct ApprovalAnswers(Vec<(Digest, ApprovalAnswer)>);
 
-impl Answers {
+impl ApprovalAnswers {
     /// Adds the answer to the question of `digest`, in place of an earlier one to the same
     /// question.
-    pub fn add(&mut self, digest: Digest, answer: Answer) {
+    pub fn add(&mut self, digest: Digest, answer: ApprovalAnswer) {
         match self.0.iter_mut().find(|(known, _)| *known == digest) {
             Some((_, known)) => *known = answer,
             None => self.0.push((digest, answer)),
         }
     }
 
-    /// How many different questions were answered.
+    /// The number of different questions that were answered.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -53,15 +54,15 @@ impl Answers {
         self.0.is_empty()
     }
 
-    /// The answer to `question`, if it was given.
-    pub fn find(&self, question: &Question) -> Option<&Answer> {
+    /// The answer to `question`, if there is one.
+    pub fn find(&self, question: &Question) -> Option<&ApprovalAnswer> {
         let mut answers = self.0.iter();
         let found = answers.find(|(digest, _)| *digest == question.digest);
         found.map(|(_, answer)| answer)
     }
 }
 
-/// Proof that an operator allowed what a question was about.
+/// Proof that an operator approved the subject of a question.
 ///
 /// ```compile_fail,E0423
 /// let approval = policy::answer::Approval("mine".into());
@@ -70,15 +71,17 @@ impl Answers {
 pub struct Approval(RuleName);
 
 impl Approval {
-    /// The approval that `answer` gives to `question`, if it gives one.
-    pub fn of(question: &Question, answer: &Answer) -> Option<Self> {
+    /// The approval, if `answer` to `question` is one.
+    pub fn of(question: &Question, answer: &ApprovalAnswer) -> Option<Self> {
         match (answer, question.rules.first()) {
-            (Answer::Allow { .. }, Some(rule)) => Some(Self(rule.clone())),
-            (Answer::Allow { .. } | Answer::Deny | Answer::TimedOut, _) => None,
+            (ApprovalAnswer::Allow { .. }, Some(rule)) => Some(Self(rule.clone())),
+            (ApprovalAnswer::Allow { .. } | ApprovalAnswer::Deny | ApprovalAnswer::TimedOut, _) => {
+                None
+            }
         }
     }
 
-    /// The rule that wanted the operator to be asked.
+    /// The rule that required the operator's approval.
     pub fn into_rule(self) -> RuleName {
         self.0
     }
@@ -101,38 +104,38 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_satisfies_its_own_digest_only() {
-        let mut answers = Answers::default();
-        let allow = Answer::Allow { until: None };
+    fn answer_applies_to_its_own_digest_only() {
+        let mut answers = ApprovalAnswers::default();
+        let allow = ApprovalAnswer::Allow { until: None };
         answers.add([1; 32], allow.clone());
-        answers.add([2; 32], Answer::Deny);
+        answers.add([2; 32], ApprovalAnswer::Deny);
         assert_eq!(answers.find(&question(1)), Some(&allow));
         assert_eq!(answers.find(&question(3)), None);
         assert!(Approval::of(&question(1), &allow).is_some());
-        for refused in [Answer::Deny, Answer::TimedOut] {
+        for refused in [ApprovalAnswer::Deny, ApprovalAnswer::TimedOut] {
             assert_eq!(Approval::of(&question(2), &refused), None);
         }
     }
 
     #[test]
-    fn later_answer_replaces_an_earlier_one_to_the_same_question() {
-        let mut answers = Answers::default();
-        answers.add([1; 32], Answer::TimedOut);
-        answers.add([1; 32], Answer::Deny);
-        assert_eq!(answers.find(&question(1)), Some(&Answer::Deny));
+    fn later_answer_to_same_question_replaces_earlier_one() {
+        let mut answers = ApprovalAnswers::default();
+        answers.add([1; 32], ApprovalAnswer::TimedOut);
+        answers.add([1; 32], ApprovalAnswer::Deny);
+        assert_eq!(answers.find(&question(1)), Some(&ApprovalAnswer::Deny));
         assert_eq!(answers.len(), 1);
     }
 
     #[test]
-    fn answer_with_a_time_holds_until_then() {
+    fn answer_with_end_time_holds_until_then() {
         let [before, then] = [6, 7].map(Tick::from_nanos);
-        let answer = Answer::Allow { until: Some(then) };
+        let answer = ApprovalAnswer::Allow { until: Some(then) };
         assert!(answer.holds_at(before));
         assert!(!answer.holds_at(then));
         for lasting in [
-            Answer::Allow { until: None },
-            Answer::Deny,
-            Answer::TimedOut,
+            ApprovalAnswer::Allow { until: None },
+            ApprovalAnswer::Deny,
+            ApprovalAnswer::TimedOut,
         ] {
             assert!(lasting.holds_at(Tick::from_nanos(u64::MAX)));
         }

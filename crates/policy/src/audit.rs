@@ -1,4 +1,4 @@
-//! What is written down about a decision or an event, before it has a place in the chain.
+//! Audit events: records of decisions and lifecycle events, before they enter the hash chain.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{RequestId, SandboxId};
 use crate::reason::Reason;
-use crate::verdict::{RuleName, Word};
+use crate::verdict::{RuleName, VerdictKind};
 
-/// One thing worth remembering. Holds no secret, no body and no query string.
+/// One audit event. It contains no secret, no body and no query string.
 ///
-/// Fields stand in alphabetical order because they are serialised in that order and
-/// the audit chain hashes the bytes.
+/// The fields are in alphabetical order because they are serialised in that order and the
+/// audit chain hashes the bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AuditEvent {
-    /// The agent that asked, as it calls itself, where that is not its sandbox.
+    /// The agent's name as it reports it, where that differs from its sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<String>,
     /// The policy bundle that decided.
@@ -27,19 +27,19 @@ pub struct AuditEvent {
     /// Bytes to the sandbox.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_out: u64,
-    /// How many alike this record stands for.
+    /// The number of identical events that this record represents.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub count: u32,
     /// The name of the credential that was added, never its value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credential: Option<String>,
-    /// What happened, for records that are not about a request: `registered`, `reloaded`.
+    /// The name of the event, for records that are not about a request: `registered`, `reloaded`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event: Option<String>,
-    /// The host that was meant.
+    /// The requested host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Which plane speaks.
+    /// The kind of traffic or event.
     pub kind: Kind,
     /// The method, query type, git command or tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,49 +47,49 @@ pub struct AuditEvent {
     /// Milliseconds spent in each stage.
     #[serde(default, skip_serializing_if = "Times::is_empty")]
     pub ms: Times,
-    /// What was asked of a repository, in the words of [`crate::repository::RepositoryOperation`].
+    /// The operation on a repository, as [`crate::repository::RepositoryOperation`] names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation: Option<String>,
     /// The path, without its query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The port that was meant.
+    /// The requested port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The reason code of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<Reason>,
-    /// The refs of a push, the first of them.
+    /// The first refs of a push.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refs: Vec<String>,
     /// The repository, `owner/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repo: Option<String>,
-    /// The request this is about.
+    /// The id of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<RequestId>,
     /// The rule that decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<RuleName>,
-    /// The sandbox this is about; none for the gate itself.
+    /// The sandbox; none for the gate itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxId>,
     /// The stage that ended the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
-    /// The status the sandbox saw.
+    /// The HTTP status that the sandbox received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Whether the content passed unread.
+    /// Whether the content passed without being read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unread: bool,
     /// The verdict.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub verdict: Option<Word>,
+    pub verdict: Option<VerdictKind>,
 }
 
 impl AuditEvent {
-    /// An event of `kind` with everything else empty.
+    /// An event of `kind` with all other fields empty.
     pub fn new(kind: Kind) -> Self {
         Self {
             agent: None,
@@ -119,7 +119,7 @@ impl AuditEvent {
         }
     }
 
-    /// Something that happened to a sandbox or to the gate itself.
+    /// A lifecycle event of a sandbox, or of the gate itself.
     pub fn lifecycle(event: &str, sandbox: Option<SandboxId>) -> Self {
         Self {
             event: Some(event.to_owned()),
@@ -129,48 +129,48 @@ impl AuditEvent {
     }
 }
 
-/// Milliseconds spent in each stage, in the order of the stages' names. There are a handful:
-/// a list is less work than a tree.
+/// Milliseconds spent in each stage, sorted by the stages' names. A sorted list is cheaper than
+/// a map for so few entries.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "BTreeMap<String, f64>")]
 pub struct Times(#[serde(serialize_with = "as_map")] Vec<(Cow<'static, str>, f64)>);
 
 impl Times {
-    /// Says how long a stage took.
+    /// Sets the duration of a stage.
     pub fn insert(&mut self, stage: impl Into<Cow<'static, str>>, ms: f64) {
         let stage = stage.into();
         match self.0.binary_search_by(|(known, _)| known.cmp(&stage)) {
-            Ok(place) => {
-                if let Some((_, known)) = self.0.get_mut(place) {
+            Ok(index) => {
+                if let Some((_, known)) = self.0.get_mut(index) {
                     *known = ms;
                 }
             }
-            Err(place) => {
+            Err(index) => {
                 if self.0.capacity() == 0 {
                     self.0.reserve_exact(8);
                 }
-                self.0.insert(place, (stage, ms));
+                self.0.insert(index, (stage, ms));
             }
         }
     }
 
-    /// How long a stage took.
+    /// The duration of a stage.
     pub fn get(&self, stage: &str) -> Option<f64> {
         let mut all = self.iter();
         all.find_map(|(known, ms)| (known == stage).then_some(ms))
     }
 
-    /// Every stage.
+    /// Every stage with its duration.
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(stage, ms)| (stage.as_ref(), *ms))
     }
 
-    /// Whether nothing was said.
+    /// Whether no stage has a duration.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Forgets them.
+    /// Removes all stages.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -199,7 +199,7 @@ fn as_map<S: serde::Serializer>(
     serializer.collect_map(times.iter().map(|(stage, ms)| (stage, ms)))
 }
 
-/// The plane a record comes from.
+/// The kind of traffic or event that a record is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -211,11 +211,11 @@ pub enum Kind {
     Git,
     /// A tool call.
     Mcp,
-    /// A question to the operator, or its answer.
+    /// An approval question to the operator, or its answer.
     Approval,
     /// A start, stop, registration or expiry.
     Lifecycle,
-    /// A configuration that was loaded or refused.
+    /// A configuration that was loaded or rejected.
     Config,
 }
 
@@ -231,7 +231,7 @@ impl Kind {
         Kind::Config,
     ];
 
-    /// The word in records and metrics.
+    /// The name in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Kind::Http => "http",
@@ -244,8 +244,8 @@ impl Kind {
         }
     }
 
-    /// Whether records of this kind are many and cheap (verdicts on traffic), so that a
-    /// run of alike ones may be written as one with a count.
+    /// Whether records of this kind are frequent (verdicts on traffic), so that consecutive
+    /// identical ones may be written as one record with a count.
     pub const fn is_traffic(self) -> bool {
         matches!(self, Kind::Http | Kind::Dns | Kind::Git | Kind::Mcp)
     }
@@ -281,7 +281,7 @@ mod tests {
         event.bytes_in = 1;
         event.count = 2;
         event.unread = true;
-        event.verdict = Some(Word::Deny);
+        event.verdict = Some(VerdictKind::Deny);
         event.reason = Some(Reason::HostDenied);
         event.refs = vec!["refs/heads/a".to_owned()];
         event.repo = Some("o/r".to_owned());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_event_says_only_its_kind() {
+    fn empty_event_is_serialised_with_its_kind_only() {
         let event = AuditEvent::new(Kind::Dns);
         assert_eq!(serde_json::to_string(&event).unwrap(), r#"{"kind":"dns"}"#);
     }

@@ -1,4 +1,4 @@
-//! A circuit breaker: leaves an upstream alone that keeps failing.
+//! Circuit breaker: stops requests to an upstream that keeps failing.
 //!
 //! ```text
 //!                failure_threshold failures in a row
@@ -7,38 +7,38 @@
 //!        └──────────┘                                    └──────────┘
 //!             ▲                                            │      ▲
 //!             │ success_threshold        recovery has passed,     │ one failure
-//!             │ successes                  somebody asks   │      │
+//!             │ successes                  next request    │      │
 //!             │                                            ▼      │
 //!             │                                      ┌─────────────┐
 //!             └───────────────────────────────────── │  half-open  │ admits `probes`
 //!                                                    └─────────────┘ at a time
 //! ```
 //!
-//! Every arrow starts a new generation. A ticket carries the generation it was drawn in,
-//! and an outcome from an earlier one changes nothing: a request that was slow to fail
-//! says nothing about the upstream of now.
+//! Every transition starts a new generation. A ticket contains the generation in which it was
+//! issued, and outcomes of earlier generations are ignored: a request that was slow to fail says
+//! nothing about the upstream's present state.
 //!
-//! Only failures **in a row** count. A breaker that never forgets (as in the seed) opens in
-//! the end on any host with one error in a thousand.
+//! Only **consecutive** failures count. A breaker that counts all failures (as the seed does)
+//! eventually opens for any host with one error in a thousand.
 //!
-//! Only the upstream's own answers count. What we refused, or the client left, is
-//! [`Outcome::Abandoned`]; a breaker that counts its own refusals never closes again.
+//! Only the upstream's responses count. A request that the gate refused or the client cancelled is
+//! [`UpstreamOutcome::Abandoned`]; a breaker that counts its own refusals would never close again.
 
 use std::time::Duration;
 
 use crate::clock::{Tick, round_up_to_seconds};
 
-/// When a breaker opens and closes. A number of zero counts as one.
+/// Thresholds of a breaker. A value of zero counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerConfig {
-    /// Failures in a row that open it.
+    /// Consecutive failures that open the breaker.
     pub failure_threshold: u32,
-    /// How long it stays open, and how long a probe may take before its place is given to
-    /// another (then at least a second).
+    /// How long the breaker stays open. Also the lease time of a probe, at least one second, after
+    /// which another probe is admitted.
     pub recovery: Duration,
-    /// Successes that close it again.
+    /// Successes that close the breaker again.
     pub success_threshold: u32,
-    /// Requests that may be under way while it is half-open.
+    /// Requests that may be in flight while the breaker is half-open.
     pub probes: u32,
 }
 
@@ -63,9 +63,9 @@ impl BreakerConfig {
     }
 }
 
-/// Permission to try, to be given back with the [`Outcome`]. Only [`Breaker::admit`] makes
-/// one. One that gets lost frees its place when its lease ends, and one that is given to
-/// another breaker changes nothing there.
+/// Permission to send a request, to be returned with the [`UpstreamOutcome`]. Only [`Breaker::admit`]
+/// creates one. The lease of a lost ticket ends by itself, and a ticket that is returned to
+/// another breaker is ignored.
 ///
 /// ```compile_fail,E0451
 /// let ticket = policy::breaker::Ticket { breaker: 0, generation: 0, probe: None };
@@ -78,60 +78,61 @@ pub struct Ticket {
     probe: Option<u64>,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The upstream answered, with a status below 500.
+pub enum UpstreamOutcome {
+    /// The upstream responded with a status below 500.
     Success,
-    /// The upstream could not be reached, was too slow, or answered 500 or above.
+    /// The upstream could not be reached, was too slow, or responded with 500 or above.
     Failure,
-    /// Nothing was learnt about the upstream: the client went away, or we refused later.
+    /// The outcome says nothing about the upstream: the client disconnected, or the gate refused
+    /// the request later.
     Abandoned,
 }
 
 /// The breaker is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
-    /// Time until it is worth asking again.
+pub struct BreakerOpen {
+    /// Time until the next attempt may be admitted.
     pub remaining: Duration,
 }
 
-impl Open {
+impl BreakerOpen {
     /// The same in whole seconds, for `Retry-After`.
     pub const fn seconds(self) -> u64 {
         round_up_to_seconds(self.remaining)
     }
 }
 
-/// A state without its circumstances, for the gauge.
+/// The state of a breaker, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum BreakerState {
     /// Requests pass.
     Closed,
     /// Requests are refused.
     Open,
-    /// A few requests pass, to see.
+    /// A few requests pass as probes.
     HalfOpen,
 }
 
-impl State {
-    /// The state in a word.
+impl BreakerState {
+    /// The name of the state.
     pub const fn as_str(self) -> &'static str {
         match self {
-            State::Closed => "closed",
-            State::Open => "open",
-            State::HalfOpen => "half-open",
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::HalfOpen => "half-open",
         }
     }
 }
 
-/// One breaker, for one sandbox and one upstream. It starts closed.
+/// A breaker for one sandbox and one upstream. It starts closed.
 ///
-/// The configuration is passed in, so that a reload reaches every breaker at once. A clone
-/// is the same breaker, and takes the same tickets.
+/// The configuration is passed to each call, so that a reload takes effect for every breaker at
+/// once. A clone accepts the tickets of the original.
 #[derive(Clone, Debug)]
 pub struct Breaker {
-    /// Tells its tickets from those of others.
+    /// Distinguishes its tickets from those of other breakers.
     id: u64,
     generation: u64,
     phase: Phase,
@@ -158,7 +159,7 @@ impl Default for Phase {
     }
 }
 
-/// A probe that is under way.
+/// A probe in flight.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     probe: u64,
@@ -166,7 +167,7 @@ struct Lease {
 }
 
 impl Breaker {
-    /// A closed breaker. Whoever keeps several gives each a number of its own.
+    /// A closed breaker. The caller gives each breaker a different `id`.
     pub fn new(id: u64) -> Self {
         Self {
             id,
@@ -177,37 +178,39 @@ impl Breaker {
 
     /// The phase as of the last call of [`Breaker::admit`] or [`Breaker::settle`]. Reports
     /// use [`Breaker::state_at`], because time passes without either.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> BreakerState {
         match self.phase {
-            Phase::Closed { .. } => State::Closed,
-            Phase::Open { .. } => State::Open,
-            Phase::HalfOpen { .. } => State::HalfOpen,
+            Phase::Closed { .. } => BreakerState::Closed,
+            Phase::Open { .. } => BreakerState::Open,
+            Phase::HalfOpen { .. } => BreakerState::HalfOpen,
         }
     }
 
     /// The state that a request meets at `now`: an open breaker whose recovery time has
     /// passed admits a probe, so the breaker is half-open.
-    pub fn state_at(&self, config: &BreakerConfig, now: Tick) -> State {
+    pub fn state_at(&self, config: &BreakerConfig, now: Tick) -> BreakerState {
         match self.phase {
-            Phase::Open { since } if remaining(since, config, now).is_zero() => State::HalfOpen,
+            Phase::Open { since } if remaining(since, config, now).is_zero() => {
+                BreakerState::HalfOpen
+            }
             _ => self.state(),
         }
     }
 
-    /// Whether it is as good as new, so that it can be forgotten.
+    /// Whether the breaker is in its initial state, so that it can be dropped.
     pub fn is_idle(&self) -> bool {
         matches!(self.phase, Phase::Closed { failures: 0 })
     }
 
-    /// Asks to try the upstream.
+    /// Admits a request to the upstream, or refuses it.
     #[inline]
-    pub fn admit(&mut self, config: &BreakerConfig, now: Tick) -> Result<Ticket, Open> {
+    pub fn admit(&mut self, config: &BreakerConfig, now: Tick) -> Result<Ticket, BreakerOpen> {
         if let Phase::Open { since } = &mut self.phase {
-            // A clock that went back must not keep it open for longer than `recovery`.
+            // A clock that went back must not keep the breaker open longer than `recovery`.
             *since = (*since).min(now);
             let remaining = remaining(*since, config, now);
             if !remaining.is_zero() {
-                return Err(Open { remaining });
+                return Err(BreakerOpen { remaining });
             }
             self.enter(Phase::HalfOpen {
                 successes: 0,
@@ -218,7 +221,7 @@ impl Breaker {
         let probe = match &mut self.phase {
             Phase::HalfOpen {
                 leases, next_probe, ..
-            } => Some(grant(leases, next_probe, config, now)?),
+            } => Some(lease_probe(leases, next_probe, config, now)?),
             Phase::Closed { .. } | Phase::Open { .. } => None,
         };
         Ok(Ticket {
@@ -228,40 +231,45 @@ impl Breaker {
         })
     }
 
-    /// Takes a ticket back and learns from how the request ended.
+    /// Takes a ticket back and counts the outcome of its request.
     #[inline]
-    pub fn settle(&mut self, config: &BreakerConfig, ticket: Ticket, outcome: Outcome, now: Tick) {
+    pub fn settle(
+        &mut self,
+        config: &BreakerConfig,
+        ticket: Ticket,
+        outcome: UpstreamOutcome,
+        now: Tick,
+    ) {
         if (ticket.breaker, ticket.generation) != (self.id, self.generation) {
             return;
         }
         match &mut self.phase {
             Phase::Closed { failures } => match outcome {
-                Outcome::Success => *failures = 0,
-                Outcome::Failure => {
+                UpstreamOutcome::Success => *failures = 0,
+                UpstreamOutcome::Failure => {
                     *failures = failures.saturating_add(1);
                     if *failures >= config.failure_threshold.max(1) {
                         self.enter(Phase::Open { since: now });
                     }
                 }
-                Outcome::Abandoned => {}
+                UpstreamOutcome::Abandoned => {}
             },
             Phase::Open { .. } => {}
             Phase::HalfOpen {
                 successes, leases, ..
             } => {
-                // The lease may have ended, and its place be another's. The answer counts
-                // all the same: an upstream that takes longer than a lease would otherwise
-                // never be believed.
+                // The outcome counts even if the lease has ended: otherwise the breaker would never
+                // close for an upstream that takes longer than a lease.
                 leases.retain(|lease| Some(lease.probe) != ticket.probe);
                 match outcome {
-                    Outcome::Success => {
+                    UpstreamOutcome::Success => {
                         *successes = successes.saturating_add(1);
                         if *successes >= config.success_threshold.max(1) {
                             self.enter(Phase::Closed { failures: 0 });
                         }
                     }
-                    Outcome::Failure => self.enter(Phase::Open { since: now }),
-                    Outcome::Abandoned => {}
+                    UpstreamOutcome::Failure => self.enter(Phase::Open { since: now }),
+                    UpstreamOutcome::Abandoned => {}
                 }
             }
         }
@@ -273,18 +281,18 @@ impl Breaker {
     }
 }
 
-/// How long a breaker that opened at `since` stays open.
+/// The remaining time of a breaker that opened at `since`.
 fn remaining(since: Tick, config: &BreakerConfig, now: Tick) -> Duration {
     config.recovery.saturating_sub(now.since(since))
 }
 
-/// Gives out a place for a probe, if one is free.
-fn grant(
+/// Leases a probe, if fewer than the maximum are in flight.
+fn lease_probe(
     leases: &mut Vec<Lease>,
     next_probe: &mut u64,
     config: &BreakerConfig,
     now: Tick,
-) -> Result<u64, Open> {
+) -> Result<u64, BreakerOpen> {
     let length = config.lease();
     leases.retain_mut(|lease| {
         lease.since = lease.since.min(now);
@@ -292,7 +300,7 @@ fn grant(
     });
     if leases.len() >= config.max_probes() {
         let oldest = leases.iter().map(|lease| now.since(lease.since)).max();
-        return Err(Open {
+        return Err(BreakerOpen {
             remaining: length.saturating_sub(oldest.unwrap_or_default()),
         });
     }

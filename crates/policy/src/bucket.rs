@@ -1,15 +1,15 @@
-//! A token bucket, as GCRA: one number of state.
+//! Token bucket, implemented as GCRA with one number of state.
 //!
-//! The number is the moment at which the bucket would be full again. A token moves it one
-//! interval further away; it may not lie further ahead than the whole burst takes. That is
-//! exact (no background refill, no rounding) and costs a handful of instructions.
+//! The number is the time at which the bucket is full again. Taking a token moves it one interval
+//! into the future, at most as far as the whole burst takes. This is exact (no background refill,
+//! no rounding) and costs a few instructions.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use crate::clock::{Tick, round_up_to_seconds};
 
-/// How fast tokens come back, and how many can wait.
+/// The rate at which tokens are refilled, and the capacity of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Nanoseconds between two tokens.
@@ -17,16 +17,16 @@ pub struct Rate {
     burst: u32,
 }
 
-/// A rate that cannot be kept.
+/// An invalid rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRate {
     /// Zero, negative, infinite or not a number.
     #[error("a rate must be a number above zero")]
     NotPositive,
-    /// Slower than anyone can mean.
+    /// Less than one token in thirty days.
     #[error("a rate must be at least one in thirty days")]
     TooSlow,
-    /// A bucket without room.
+    /// A capacity of zero.
     #[error("a burst must be at least 1")]
     NoBurst,
 }
@@ -34,8 +34,7 @@ pub enum BadRate {
 const THIRTY_DAYS: f64 = 30.0 * 86_400.0;
 
 impl Rate {
-    /// `per_second` tokens a second, at most `burst` at once. More than a thousand million
-    /// a second counts as that.
+    /// `per_second` tokens a second, at most `burst` at once. The rate is capped at 10^9 a second.
     pub fn new(per_second: f64, burst: u32) -> Result<Self, BadRate> {
         if !per_second.is_finite() || per_second <= 0.0 {
             return Err(BadRate::NotPositive);
@@ -46,7 +45,7 @@ impl Rate {
         if burst == 0 {
             return Err(BadRate::NoBurst);
         }
-        // Rounded up: rather a nanosecond slow than a token fast.
+        // Rounded up, so that the rate is never exceeded.
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -69,32 +68,32 @@ impl Rate {
         Duration::from_nanos(self.interval)
     }
 
-    /// How many tokens can wait.
+    /// The capacity of a bucket.
     pub const fn burst(&self) -> u32 {
         self.burst
     }
 
-    /// Nanoseconds an empty bucket takes to fill: at most 2^84, so it may saturate.
+    /// Nanoseconds until an empty bucket is full: up to 2^84, so the value may saturate.
     const fn span(&self) -> u64 {
         self.interval.saturating_mul(self.burst as u64)
     }
 }
 
-/// Proof that a token was taken. Only [`TokenBucket::take`] makes one.
+/// Proof that a token was taken. Only [`TokenBucket::take`] creates one.
 ///
 /// ```compile_fail,E0603
 /// let pass = policy::bucket::Pass(());
 /// ```
-#[must_use = "a token was taken for this"]
+#[must_use = "a token was taken for this pass"]
 #[derive(Debug, PartialEq, Eq)]
-pub struct Pass(());
+pub struct RateLimitPass(());
 
-/// No token now.
+/// No token is available; the time until the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait(Duration);
+pub struct RateLimitWait(Duration);
 
-impl Wait {
-    /// Time until the next token, exactly.
+impl RateLimitWait {
+    /// Exact time until the next token.
     pub const fn duration(self) -> Duration {
         self.0
     }
@@ -105,19 +104,19 @@ impl Wait {
     }
 }
 
-/// A bucket of tokens. It starts full. The rate is passed in, so that a reload reaches
-/// every bucket at once.
+/// A token bucket, full at first. The rate is passed to each call, so that a reload takes effect
+/// for every bucket at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenBucket {
-    /// When it will be full again, in nanoseconds.
+    /// The time at which the bucket is full again, in nanoseconds.
     full_at: u64,
 }
 
-/// How far `full_at` may lie ahead of what the rate allows before it is taken for
-/// nonsense. Threads read the clock before they queue for the bucket, so time goes back a
-/// little all day: forgiving that would be tokens for free. More than this is a reload to
-/// a faster rate or a broken clock, and waiting for it would be a lock-out.
-const SLACK: u64 = 1_000_000_000;
+/// How far `full_at` may exceed the latest time that the rate allows, in nanoseconds. Threads read
+/// the clock before they lock the bucket, so `now` often goes back a little; resetting the state
+/// then would give away tokens. A larger excess is due to a reload with a faster rate or to a
+/// clock jump, and is reset, because callers would otherwise be locked out.
+const MAX_CLOCK_SKEW: u64 = 1_000_000_000;
 
 impl TokenBucket {
     /// A full bucket.
@@ -125,47 +124,46 @@ impl TokenBucket {
         Self { full_at: 0 }
     }
 
-    /// Takes a token, or says how long to wait for one.
+    /// Takes a token, or returns the time until the next one.
     #[inline]
-    pub fn take(&mut self, rate: &Rate, now: Tick) -> Result<Pass, Wait> {
+    pub fn take(&mut self, rate: &Rate, now: Tick) -> Result<RateLimitPass, RateLimitWait> {
         let now = now.as_nanos();
         let span = rate.span();
-        // Kept even if there is no token, or the wait would start anew with every question.
-        self.full_at = self.sane(span, now);
-        // At the very end of time nothing is handed out: better than counting in a circle.
+        // Stored even if there is no token; otherwise each attempt would restart the wait.
+        self.full_at = self.corrected(span, now);
+        // Near u64::MAX no token is handed out, so that the state does not overflow.
         let next = self
             .full_at
             .max(now)
             .checked_add(rate.interval)
-            .ok_or(Wait(rate.interval()))?;
+            .ok_or(RateLimitWait(rate.interval()))?;
         match (next - now).checked_sub(span) {
             None | Some(0) => {
                 self.full_at = next;
-                Ok(Pass(()))
+                Ok(RateLimitPass(()))
             }
-            Some(early) => Err(Wait(Duration::from_nanos(early))),
+            Some(early) => Err(RateLimitWait(Duration::from_nanos(early))),
         }
     }
 
-    /// Tokens in the bucket, for the gauge.
+    /// Tokens in the bucket, for metrics.
     pub fn tokens(&self, rate: &Rate, now: Tick) -> u32 {
         let span = rate.span();
         let missing = self
-            .sane(span, now.as_nanos())
+            .corrected(span, now.as_nanos())
             .saturating_sub(now.as_nanos());
         u32::try_from(span.saturating_sub(missing) / rate.interval).unwrap_or(u32::MAX)
     }
 
-    /// Whether the bucket is full, so that it can be forgotten: a new one is the same.
+    /// Whether the bucket is full, so that it can be dropped: a new one has the same state.
     pub fn is_full(&self, rate: &Rate, now: Tick) -> bool {
-        self.sane(rate.span(), now.as_nanos()) <= now.as_nanos()
+        self.corrected(rate.span(), now.as_nanos()) <= now.as_nanos()
     }
 
-    /// The state, unless it lies where this rate could not have put it: then as if the
-    /// bucket had just been emptied.
-    fn sane(&self, span: u64, now: u64) -> u64 {
+    /// The state, or that of a bucket emptied just now if this rate cannot have produced it.
+    fn corrected(&self, span: u64, now: u64) -> u64 {
         let latest = now.saturating_add(span);
-        if self.full_at > latest.saturating_add(SLACK) {
+        if self.full_at > latest.saturating_add(MAX_CLOCK_SKEW) {
             latest
         } else {
             self.full_at
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_burst_goes_at_once_and_then_one_token_each_interval() {
+    fn full_bucket_gives_burst_and_then_one_token_each_interval() {
         let rate = rate(1.0, 10);
         let mut bucket = TokenBucket::new();
         assert_eq!(bucket.tokens(&rate, at(SECOND)), 10);
@@ -216,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_checked_when_it_is_made() {
+    fn invalid_rate_is_rejected_when_created() {
         for (per_second, burst, why) in [
             (0.0, 1, BadRate::NotPositive),
             (-1.0, 1, BadRate::NotPositive),
@@ -234,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_to_a_faster_rate_does_not_lock_out() {
+    fn reload_to_faster_rate_does_not_lock_out() {
         let (slow, fast) = (rate(0.001, 100), rate(100.0, 5));
         let mut bucket = TokenBucket::new();
         drain(&mut bucket, &slow, at(0));
@@ -245,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reload_to_a_slower_rate_keeps_the_debt() {
+    fn reload_to_slower_rate_keeps_taken_tokens() {
         let (fast, slow) = (rate(100.0, 10), rate(1.0, 10));
         let mut bucket = TokenBucket::new();
         drain(&mut bucket, &fast, at(0));
@@ -253,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_time_hands_out_nothing_for_free() {
+    fn bucket_at_maximum_time_gives_no_extra_tokens() {
         let rate = rate(1.0, 10);
         let mut bucket = TokenBucket::new();
         assert_eq!(drain(&mut bucket, &rate, at(u64::MAX)), 0);
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_trembles_gives_no_tokens() {
+    fn jittering_clock_gives_no_extra_tokens() {
         let rate = rate(10.0, 5);
         let mut bucket = TokenBucket::new();
         assert_eq!(drain(&mut bucket, &rate, at(SECOND)), 5);
@@ -280,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_interval_gets_more_than_burst_and_rate_allow(
+        fn no_interval_exceeds_burst_and_rate(
             per_second in 1u32..2_000,
             burst in 1u32..20,
             steps in proptest::collection::vec(0u64..SECOND / 4, 1..200),
@@ -314,14 +312,14 @@ mod tests {
         }
 
         #[test]
-        fn it_agrees_with_a_bucket_that_counts_tokens(
+        fn bucket_agrees_with_counting_model(
             burst in 1u64..10,
             interval in 1u64..50,
             steps in proptest::collection::vec(0u64..100, 1..200),
         ) {
             let rate = Rate { interval, burst: u32::try_from(burst).unwrap() };
             let mut bucket = TokenBucket::new();
-            // Counted in nanoseconds' worth of tokens, so that it is exact too.
+            // The model counts nanoseconds, so that it is exact too.
             let (mut now, mut level) = (0, burst * interval);
             for step in steps {
                 now += step;
@@ -336,7 +334,7 @@ mod tests {
         }
 
         #[test]
-        fn no_moment_ever_gets_more_than_the_burst(
+        fn no_moment_exceeds_the_burst(
             moments in proptest::collection::vec(any::<u64>(), 1..20),
             burst in 1u32..20,
         ) {

@@ -1,18 +1,18 @@
-//! Time as a value. Nothing in this crate reads a clock.
+//! Points in time, passed as values: decisions do not read a clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A moment on the monotonic clock: nanoseconds since an origin the caller chose.
+/// A point in time on the monotonic clock: nanoseconds since an origin that the caller chooses.
 ///
-/// Rate limits and breakers use this one, because wall time jumps. 64 bits of
-/// nanoseconds last 584 years.
+/// Rate limits and breakers use it, because wall clocks jump. 64 bits of nanoseconds are 584
+/// years.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tick(u64);
 
 impl Tick {
-    /// The moment `nanos` nanoseconds after the origin.
+    /// The time `nanos` nanoseconds after the origin.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -39,7 +39,7 @@ impl std::ops::Add<Duration> for Tick {
     }
 }
 
-/// Rounds up to whole seconds, at least one: what `Retry-After` may say without lying.
+/// Rounds up to whole seconds, at least one, for `Retry-After`.
 pub const fn round_up_to_seconds(wait: Duration) -> u64 {
     let whole = wait.as_secs();
     if wait.subsec_nanos() > 0 || whole == 0 {
@@ -49,7 +49,7 @@ pub const fn round_up_to_seconds(wait: Duration) -> u64 {
     }
 }
 
-/// A moment on the wall clock: milliseconds since 1970 in UTC. Expiry and audit use it.
+/// A point in time on the wall clock: milliseconds since 1970 in UTC. Expiry and audit use it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -57,7 +57,7 @@ pub const fn round_up_to_seconds(wait: Duration) -> u64 {
 pub struct UnixMillis(i64);
 
 impl UnixMillis {
-    /// The moment `millis` milliseconds after 1970.
+    /// The time `millis` milliseconds after 1970.
     pub const fn new(millis: i64) -> Self {
         Self(millis)
     }
@@ -67,7 +67,7 @@ impl UnixMillis {
         self.0
     }
 
-    /// `by` later, or the end of time.
+    /// The time `by` later; saturates.
     pub fn plus(self, by: Duration) -> Self {
         Self(
             self.0
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_rounded_up_and_never_zero() {
+    fn duration_is_rounded_up_to_at_least_one_second() {
         for (nanos, seconds) in [
             (0, 1),
             (1, 1),

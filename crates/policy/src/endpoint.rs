@@ -1,7 +1,7 @@
-//! Endpoint rules: which methods on which paths of a host.
+//! Endpoint rules: allowed and denied methods and paths of a host.
 //!
-//! Patterns are written as paths. `*` is exactly one segment, or any run of characters
-//! inside one; `**` is any number of whole segments, also none:
+//! Patterns are written as paths. `*` is exactly one segment, or any run of characters inside one;
+//! `**` is any number of whole segments, including none:
 //!
 //! | pattern | matches | does not match |
 //! | --- | --- | --- |
@@ -11,37 +11,37 @@
 //! | `/v*/x` | `/v1/x`, `/v/x` | `/v1/2/x` |
 //! | `/*%2F*` | `/a%2Fb` | `/a/b` |
 //!
-//! **A trailing slash** is a resource of its own to some servers and noise to others. An
-//! allow rule therefore takes it literally (`/a` does not allow `/a/`; `/a/**` allows
-//! both), and a deny rule ignores it (`/a` also denies `/a/`). **Encoded slashes and path
-//! parameters** work alike: an allow rule must match however the server reads them, a deny
-//! rule bites if it matches in any reading. Letters are compared exactly.
+//! **A trailing slash** is significant to some servers and ignored by others. So an allow rule
+//! takes it literally (`/a` does not allow `/a/`; `/a/**` allows both), and a deny rule ignores it
+//! (`/a` also denies `/a/`). **Encoded slashes and path parameters** are treated in the same way:
+//! an allow rule must match in every reading, a deny rule takes effect if it matches in any.
+//! Letters are compared exactly.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::glob::{self, Segment, Token};
 use crate::path::{
-    BadPath, CleanPath, Reading, has_mixed_parameters, hides_a_slash, is_encoded_again, next_unit,
-    vanishes,
+    BadPath, CleanPath, Reading, has_mixed_parameters, has_slash_in_parameters, is_empty_or_dot,
+    is_encoded_again, next_unit,
 };
 use crate::reason::Reason;
 
-/// A path pattern, ready to be compared.
+/// A compiled path pattern.
 #[derive(Clone)]
 pub struct PathPattern {
-    /// As it was written.
+    /// The pattern in the configuration.
     source: Arc<str>,
-    /// One form for each of [`Reading::ALL`]; for most patterns the same one four times.
+    /// One form for each of [`Reading::ALL`]; most patterns have the same form four times.
     forms: [Arc<[Segment]>; 4],
     has_one_reading: bool,
     has_trailing_slash: bool,
 }
 
-/// What is wrong with a path pattern.
+/// Why a path pattern is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPattern {
-    /// It is not written as a path.
+    /// The pattern is not an absolute path.
     #[error("a path pattern must start with '/'")]
     NotAbsolute,
     /// `/a**`.
@@ -56,14 +56,14 @@ pub enum BadPattern {
     /// `/a?b`.
     #[error("a path pattern does not see the query: '?' must be written '%3F'")]
     Query,
-    /// What no path could be.
+    /// The pattern could match no valid path.
     #[error(transparent)]
     Path(#[from] BadPath),
 }
 
 impl PathPattern {
-    /// Reads a pattern. Percent-encoding is undone as it is in paths, so that `%2A` is a
-    /// star and `%2F` an encoded slash.
+    /// Parses a pattern. Percent-encoding is decoded as in paths: `%2A` is a literal star and
+    /// `%2F` an encoded slash.
     pub fn parse(text: &str) -> Result<Self, BadPattern> {
         let body = text.strip_prefix('/').ok_or(BadPattern::NotAbsolute)?;
         if body.contains('?') {
@@ -99,12 +99,12 @@ impl PathPattern {
         })
     }
 
-    /// The pattern as it was written.
+    /// The pattern in the configuration.
     pub fn as_str(&self) -> &str {
         &self.source
     }
 
-    /// Whether `path` matches however a server reads it. Allow rules ask this.
+    /// Whether `path` matches in every reading, for allow rules.
     pub fn covers(&self, path: &CleanPath) -> bool {
         let slash_fits = self.has_trailing_slash == path.has_trailing_slash() || self.is_open();
         slash_fits
@@ -117,13 +117,13 @@ impl PathPattern {
             }
     }
 
-    /// Whether `path` matches in any reading. Deny rules ask this.
+    /// Whether `path` matches in any reading, for deny rules.
     pub fn touches(&self, path: &CleanPath) -> bool {
         if self.has_one_reading && path.has_one_reading() {
             return matches(self.form(Reading::LITERAL), path, Reading::LITERAL);
         }
         Reading::ALL.into_iter().any(|reading| {
-            // Parameters in the pattern stay: `/a;v=1` is not meant to deny all of `/a`.
+            // Parameters of the pattern are kept: `/a;v=1` must not deny all of `/a`.
             let form = self.form(Reading {
                 bare: false,
                 ..reading
@@ -132,7 +132,7 @@ impl PathPattern {
         })
     }
 
-    /// Whether it ends in `**`, which also stands for what follows a last slash.
+    /// Whether the pattern ends in `**`, which also matches a trailing slash.
     fn is_open(&self) -> bool {
         !self.has_trailing_slash && self.form(Reading::LITERAL).last() == Some(&Segment::Many)
     }
@@ -160,7 +160,7 @@ impl std::fmt::Debug for PathPattern {
     }
 }
 
-/// Two patterns are the same when they are written alike.
+/// Compares patterns by their text.
 impl PartialEq for PathPattern {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
@@ -173,10 +173,10 @@ impl Eq for PathPattern {}
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Method(Cow<'static, str>);
 
-/// A method that cannot be one.
+/// Why a method is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadMethod {
-    /// Not a token.
+    /// The text is not a token.
     #[error("a method is 1 to 32 letters, digits or any of !#$%&'*+-.^_`|~")]
     NotToken,
     /// `get`.
@@ -189,7 +189,7 @@ const METHODS: [&str; 9] = [
 ];
 
 impl Method {
-    /// Checks and takes `text`, from a request.
+    /// Validates the method of a request.
     pub fn parse(text: &str) -> Result<Self, BadMethod> {
         if let Some(known) = METHODS.into_iter().find(|known| *known == text) {
             return Ok(Self(Cow::Borrowed(known)));
@@ -214,7 +214,7 @@ impl std::fmt::Display for Method {
     }
 }
 
-/// The methods a rule is about. `GET` does not include `HEAD`.
+/// The methods of a rule. `GET` does not include `HEAD`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MethodSet(Option<Vec<Method>>);
 
@@ -222,8 +222,8 @@ impl MethodSet {
     /// Every method.
     pub const ANY: MethodSet = MethodSet(None);
 
-    /// The methods written in `names`; all of them if there are none. A well-known method
-    /// in lower case is refused: the rule would never match.
+    /// Parses the methods `names`; every method if there are none. A well-known method in lower
+    /// case is rejected, because the rule would never match.
     pub fn parse<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, BadMethod> {
         let mut methods = Vec::new();
         for name in names {
@@ -236,42 +236,42 @@ impl MethodSet {
         Ok(Self((!methods.is_empty()).then_some(methods)))
     }
 
-    /// Whether `method` is one of them.
+    /// Whether the set contains `method`.
     pub fn contains(&self, method: &Method) -> bool {
         self.0.as_ref().is_none_or(|set| set.contains(method))
     }
 
-    /// Whether every method is.
+    /// Whether the set contains every method.
     pub fn is_any(&self) -> bool {
         self.0.is_none()
     }
 }
 
-/// `GET POST`, or `any method`.
+/// Formats as `GET POST`, or `any method`.
 impl std::fmt::Display for MethodSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(methods) = &self.0 else {
             return f.write_str("any method");
         };
-        for (place, method) in methods.iter().enumerate() {
-            let space = if place == 0 { "" } else { " " };
+        for (index, method) in methods.iter().enumerate() {
+            let space = if index == 0 { "" } else { " " };
             write!(f, "{space}{method}")?;
         }
         Ok(())
     }
 }
 
-/// Some methods on some paths.
+/// Methods and paths of an allow or deny rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRule {
     /// The methods.
     pub methods: MethodSet,
-    /// The paths; empty for every path.
+    /// The paths; every path if empty.
     pub paths: Vec<PathPattern>,
 }
 
 impl EndpointRule {
-    /// Whether it is about every method on every path.
+    /// Whether the rule matches every method on every path.
     pub fn is_everything(&self) -> bool {
         let every = |pattern: &PathPattern| pattern.form(Reading::LITERAL) == [Segment::Many];
         self.methods.is_any() && (self.paths.is_empty() || self.paths.iter().any(every))
@@ -286,7 +286,7 @@ impl EndpointRule {
     }
 }
 
-/// `GET /a /b`.
+/// Formats as `GET /a /b`.
 impl std::fmt::Display for EndpointRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.methods)?;
@@ -299,24 +299,24 @@ impl std::fmt::Display for EndpointRule {
     }
 }
 
-/// What may be done on a host. Deny rules come first; an empty allow list allows what was
-/// not denied.
+/// The endpoint rules of a host. Deny rules are applied first; with an empty allow list,
+/// everything that is not denied is allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRules {
-    /// What may be done.
+    /// The allowed endpoints.
     pub allow: Vec<EndpointRule>,
-    /// What may not, whatever `allow` says.
+    /// The denied endpoints, which win over `allow`.
     pub deny: Vec<EndpointRule>,
 }
 
-/// Why endpoint rules refuse.
+/// Why endpoint rules refuse a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointRefusal<'a> {
     /// This deny rule matched.
     Denied(&'a EndpointRule),
-    /// An allow rule knows the path, none with this method.
+    /// Allow rules match the path, but none with this method.
     Method,
-    /// No allow rule knows the path.
+    /// No allow rule matches the path.
     Path,
 }
 
@@ -324,7 +324,7 @@ impl EndpointRefusal<'_> {
     /// The reason code.
     pub fn reason(&self) -> Reason {
         match self {
-            // A deny rule that names no path is about its methods.
+            // A deny rule without paths is about its methods.
             EndpointRefusal::Denied(rule) if rule.paths.is_empty() => Reason::MethodDenied,
             EndpointRefusal::Denied(_) | EndpointRefusal::Path => Reason::PathDenied,
             EndpointRefusal::Method => Reason::MethodDenied,
@@ -333,7 +333,7 @@ impl EndpointRefusal<'_> {
 }
 
 impl EndpointRules {
-    /// Whether what may be done depends on the method or the path.
+    /// Whether the rules depend on the method or the path.
     pub fn restricts(&self) -> bool {
         let opens_all = self.allow.is_empty() || self.allow.iter().any(EndpointRule::is_everything);
         !opens_all || !self.deny.is_empty()
@@ -354,7 +354,7 @@ impl EndpointRules {
             .find(|rule| rule.methods.contains(method) && rule.touches(path))
     }
 
-    /// Whether an allow rule matches; deny rules are not asked.
+    /// Checks the allow rules, without the deny rules.
     pub fn check_allow(
         &self,
         method: &Method,
@@ -376,10 +376,10 @@ impl EndpointRules {
     }
 }
 
-/// `None` is `**`; an encoded slash is a `Byte(b'/')`.
-type Raw = Option<Vec<Token>>;
+/// A parsed segment; `None` is `**`, and an encoded slash is a `Byte(b'/')`.
+type ParsedSegment = Option<Vec<Token>>;
 
-fn parse_segment(raw: &str) -> Result<Raw, BadPattern> {
+fn parse_segment(raw: &str) -> Result<ParsedSegment, BadPattern> {
     match raw {
         "" => return Err(BadPattern::EmptySegment),
         "**" => return Ok(None),
@@ -401,11 +401,12 @@ fn parse_segment(raw: &str) -> Result<Raw, BadPattern> {
         b"." | b".." => return Err(BadPattern::DotSegment),
         text if is_encoded_again(text) => return Err(BadPath::DoubleEncoded.into()),
         text if text.contains(&b'/')
-            && (text.split(|b| *b == b'/').any(vanishes) || hides_a_slash(text)) =>
+            && (text.split(|b| *b == b'/').any(is_empty_or_dot)
+                || has_slash_in_parameters(text)) =>
         {
             return Err(BadPath::EncodedSlash.into());
         }
-        text if vanishes(text) => return Err(BadPath::HiddenSegment.into()),
+        text if is_empty_or_dot(text) => return Err(BadPath::HiddenSegment.into()),
         _ => {}
     }
     match str::from_utf8(&text) {
@@ -415,7 +416,7 @@ fn parse_segment(raw: &str) -> Result<Raw, BadPattern> {
     }
 }
 
-fn compile(segments: &[Raw], reading: Reading) -> Arc<[Segment]> {
+fn compile(segments: &[ParsedSegment], reading: Reading) -> Arc<[Segment]> {
     let mut compiled = Vec::new();
     for raw in segments {
         let Some(tokens) = raw else {

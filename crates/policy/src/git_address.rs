@@ -1,28 +1,27 @@
-//! What a request on a git host is about: which repository, and what is asked of it.
+//! Recognises git requests on a git host: the repository and the operation.
 //!
-//! The path is normalised before it gets here. A spelling that two servers could read
-//! differently names nothing.
+//! The path has been normalised. A path that servers could interpret differently is not recognised.
 
 use crate::allowlist::Target;
 use crate::registration::RepoName;
 use crate::repository::RepositoryOperation;
 
-/// How much of a repository's name is shown where it is none.
-const MOST_SHOWN: usize = 200;
+/// Maximum length of an invalid repository name in messages.
+const MAX_SHOWN_LEN: usize = 200;
 
-/// A repository, and what is asked of it.
+/// A repository, and the operation on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// What is asked.
+pub struct RepositoryAddress {
+    /// The operation.
     pub operation: RepositoryOperation,
-    /// The repository, where it is an `owner/name`.
+    /// The repository, if it is an `owner/name`.
     pub name: Option<RepoName>,
-    /// What it is called in messages and records.
-    pub shown: String,
+    /// The repository's name in messages and records.
+    pub display_name: String,
 }
 
-/// What a request on a git host is about; none where it is nothing that git asks for.
-pub fn recognise(target: &Target) -> Option<Address> {
+/// The repository and operation of a request; none if it is not a git request.
+pub fn recognise(target: &Target) -> Option<RepositoryAddress> {
     let path = &target.path;
     if path.has_encoded_slash() || path.has_trailing_slash() || path.text().contains(';') {
         return None;
@@ -31,21 +30,21 @@ pub fn recognise(target: &Target) -> Option<Address> {
     let segments: Vec<&str> = path.segments().collect();
     let (repository, operation) = match segments.as_slice() {
         [repository @ .., info, refs] if is(info, "info") && is(refs, "refs") => {
-            let service = query.and_then(service)?;
-            (repository, advertised(method, &service)?)
+            let service = query.and_then(parse_service)?;
+            (repository, advertise_operation(method, &service)?)
         }
         [repository @ .., pack] if is(pack, "git-upload-pack") => (
             repository,
-            posted(method, query, RepositoryOperation::Fetch)?,
+            check_post(method, query, RepositoryOperation::Fetch)?,
         ),
         [repository @ .., pack] if is(pack, "git-receive-pack") => (
             repository,
-            posted(method, query, RepositoryOperation::Push)?,
+            check_post(method, query, RepositoryOperation::Push)?,
         ),
-        all => match large_files(all) {
+        all => match lfs_repository(all) {
             Some(repository) => (repository, RepositoryOperation::Lfs),
             None => (
-                downloaded(method, query, all)?,
+                download_repository(method, query, all)?,
                 RepositoryOperation::Download,
             ),
         },
@@ -57,17 +56,17 @@ pub fn recognise(target: &Target) -> Option<Address> {
     let name = RepoName::parse(&written).ok();
     let shown = match &name {
         Some(name) => name.as_str().to_owned(),
-        None => written.escape_default().take(MOST_SHOWN).collect(),
+        None => written.escape_default().take(MAX_SHOWN_LEN).collect(),
     };
-    Some(Address {
+    Some(RepositoryAddress {
         operation,
         name,
-        shown,
+        display_name: shown,
     })
 }
 
-/// Whether somebody would take it for a push, in any reading. Asked on hosts that are not
-/// known to be git's, where a push would leave without being read.
+/// Whether some server could treat the request as a push, in any reading. Used for hosts that are
+/// not configured as git hosts, where a push would pass unchecked.
 pub fn is_push(target: &Target) -> bool {
     let text = target.path.text();
     let text = text.strip_suffix('/').unwrap_or(text);
@@ -85,7 +84,7 @@ fn is(segment: &str, word: &str) -> bool {
     segment.eq_ignore_ascii_case(word)
 }
 
-fn advertised(method: &str, service: &str) -> Option<RepositoryOperation> {
+fn advertise_operation(method: &str, service: &str) -> Option<RepositoryOperation> {
     match (method, service) {
         ("GET", "git-upload-pack") => Some(RepositoryOperation::AdvertiseFetch),
         ("GET", "git-receive-pack") => Some(RepositoryOperation::AdvertisePush),
@@ -93,15 +92,16 @@ fn advertised(method: &str, service: &str) -> Option<RepositoryOperation> {
     }
 }
 
-/// The service a query names. Nothing else may be in it: of two answers to 'which service'
-/// a server takes one and we might take the other.
-fn service(query: &str) -> Option<String> {
+/// The service in a query. The query must contain nothing else: of two `service` parameters the
+/// server might use the other one.
+fn parse_service(query: &str) -> Option<String> {
     let (key, value) = query.split_once('=')?;
     let value = decode(value)?;
     (decode(key)? == "service").then_some(value)
 }
 
-/// Undoes percent-encoding of a word that has no business with any other character.
+/// Decodes percent-encoding. None if the result contains other characters than letters, digits
+/// and `-`.
 fn decode(text: &str) -> Option<String> {
     let mut decoded = String::with_capacity(text.len());
     let mut rest = text;
@@ -124,7 +124,7 @@ fn decode(text: &str) -> Option<String> {
     Some(decoded)
 }
 
-fn posted(
+fn check_post(
     method: &str,
     query: Option<&str>,
     operation: RepositoryOperation,
@@ -132,9 +132,9 @@ fn posted(
     (method == "POST" && query.is_none()).then_some(operation)
 }
 
-/// The repository before the first `info/lfs/…`, or `gitlab-lfs/objects/…`, where GitLab
-/// keeps what the other speaks of.
-fn large_files<'a, 'b>(segments: &'a [&'b str]) -> Option<&'a [&'b str]> {
+/// The repository before the first `info/lfs/…`, or `gitlab-lfs/objects/…`, where GitLab stores
+/// LFS objects.
+fn lfs_repository<'a, 'b>(segments: &'a [&'b str]) -> Option<&'a [&'b str]> {
     let at = segments.windows(3).skip(1).position(|three| {
         let [first, second, _] = three else {
             return false;
@@ -145,13 +145,13 @@ fn large_files<'a, 'b>(segments: &'a [&'b str]) -> Option<&'a [&'b str]> {
     segments.get(..at + 1)
 }
 
-/// The repository of an archive or a file of a release.
-fn downloaded<'a, 'b>(
+/// The repository of an archive or a release file.
+fn download_repository<'a, 'b>(
     method: &str,
     query: Option<&str>,
     segments: &'a [&'b str],
 ) -> Option<&'a [&'b str]> {
-    // A query may carry a token, which makes it anything but anonymous.
+    // A query may contain a token, and the request would not be anonymous.
     if !matches!(method, "GET" | "HEAD") || query.is_some() {
         return None;
     }
@@ -184,13 +184,13 @@ mod tests {
         }
     }
 
-    fn address(line: &str) -> Option<Address> {
+    fn address(line: &str) -> Option<RepositoryAddress> {
         let (method, path) = line.split_once(' ').unwrap();
         recognise(&target(method, path))
     }
 
     #[test]
-    fn what_git_asks_for_is_recognised_in_every_spelling() {
+    fn git_request_is_recognised_in_every_spelling() {
         use RepositoryOperation::{AdvertiseFetch, AdvertisePush, Download, Fetch, Lfs, Push};
         for (line, operation, shown) in [
             (
@@ -240,7 +240,7 @@ mod tests {
         ] {
             let address = address(line).unwrap_or_else(|| panic!("{line}"));
             assert_eq!(
-                (address.operation, address.shown.as_str()),
+                (address.operation, address.display_name.as_str()),
                 (operation, shown)
             );
             assert_eq!(
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_push_is_known_on_any_host_in_any_reading() {
+    fn push_is_detected_on_any_host_in_any_reading() {
         for (line, expected) in [
             ("POST /x.git/git-receive-pack", true),
             ("PUT /x/y/GIT-receive-pack/", true),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_or_is_not_git_names_nothing() {
+    fn ambiguous_or_other_request_is_not_recognised() {
         for line in [
             "GET /",
             "GET /o/r",

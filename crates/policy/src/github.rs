@@ -5,21 +5,21 @@
 //!                                   └──▶ anything else ─▶ table of endpoints ──▶ body
 //! ```
 //!
-//! What no rule opens is refused. A rule opens endpoints of the **registered** repositories;
-//! some are on from the start, the others wait for their name in `egress.github.allow`
-//! ([`GithubRules::names`]). Where a field of the body decides what a request does (closing,
-//! approving, GraphQL), the body is read, strictly, and a body that cannot be read in one
-//! way by everybody is refused.
+//! A request that no rule allows is refused. A rule allows endpoints of the **registered**
+//! repositories; some rules are enabled by default, the others by their name in
+//! `egress.github.allow` ([`GithubRules::names`]). Where a field of the body determines what a
+//! request does (closing, approving, GraphQL), the body is parsed strictly, and an ambiguous body
+//! is refused.
 //!
-//! **Opaque ids.** A GraphQL mutation names its subject by a node id, which says nothing
-//! that could be checked about the repository it is in. So mutations are refused as a whole
-//! until `graphql-mutations` is switched on, and then only listed ones pass. That switch is
-//! safe with a token that reaches the registered repositories alone (an App's installation
-//! token); with an operator's own token it lets the listed writes reach all they can.
-//! REST does the same writes with the repository in the path.
+//! **Opaque ids.** A GraphQL mutation names its subject by a node id, from which the repository
+//! cannot be determined. So all mutations are refused unless `graphql-mutations` is enabled, and
+//! then only listed ones pass. Enabling it is safe with a token that has access to the registered
+//! repositories only (an App's installation token); with an operator's own token the listed writes
+//! work on every repository that the operator can write to. REST has the same writes with the
+//! repository in the path.
 //!
-//! **Public reads** ([`GithubRules::is_anonymous`]) must go out without a credential: with
-//! one they would be reads of everything the operator may read.
+//! **Public reads** ([`GithubRules::is_anonymous`]) must be sent without a credential; otherwise
+//! they could read everything that the operator can read.
 
 mod body;
 mod document;
@@ -36,45 +36,45 @@ use crate::registration::{Repo, RepoName};
 use crate::verdict::{Denial, RuleName};
 
 use self::body::Body;
-use self::route::{Place, Readings};
+use self::route::{ApiPath, Readings};
 use self::table::{Endpoint, Rule, rules};
 
 const API: &str = "api.github.com";
 const UPLOADS: &str = "uploads.github.com";
 const READ_PUBLIC: &str = "github:read-public";
 
-/// The rules, with what an operator switched on.
+/// The GitHub rules, with those that the operator enabled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GithubRules {
-    /// For each of [`rules`], its full name and whether it is on.
+    /// For each of [`rules`], its full name and whether it is enabled.
     states: Vec<(RuleName, bool)>,
     public: Option<RuleName>,
 }
 
-/// A name in `egress.github.allow` that no rule has.
+/// An unknown rule name in `egress.github.allow`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownRule {
-    /// Its place in the list.
+    /// The index in the list.
     pub index: usize,
     /// The name.
     pub name: String,
-    /// The rule that was probably meant.
+    /// The known rule with the most similar name.
     pub near: Option<&'static str>,
 }
 
 impl std::fmt::Display for UnknownRule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "no GitHub rule is called {:?}", self.name)?;
+        write!(f, "unknown GitHub rule {:?}", self.name)?;
         match self.near {
             Some(near) => write!(f, "; did you mean '{near}'?"),
-            None => f.write_str("; docs/config.md lists their names"),
+            None => f.write_str("; see docs/config.md for the list of rules"),
         }
     }
 }
 
 impl std::error::Error for UnknownRule {}
 
-/// What is asked of GitHub, normalised.
+/// A request to GitHub's API, normalised.
 #[derive(Clone, Copy, Debug)]
 pub struct GithubRequest<'a> {
     /// The method.
@@ -83,19 +83,19 @@ pub struct GithubRequest<'a> {
     pub host: &'a Host,
     /// The path and query.
     pub path: &'a CleanPath,
-    /// Whether a header wants the request to be taken for one of another method or path
+    /// Whether the request has a header that overrides its method or path
     /// ([`crate::override_header`]).
     pub has_method_override: bool,
-    /// The `Content-Type`, where there is one.
+    /// The `Content-Type`, if there is one.
     pub content_type: Option<&'a str>,
-    /// The whole body, with any content coding undone, where
-    /// [`wants_body`](GithubRules::wants_body) asked for it.
+    /// The whole body, with its content coding decoded, if
+    /// [`wants_body`](GithubRules::wants_body) requires it.
     pub body: Option<&'a [u8]>,
     /// The repositories of the sandbox.
     pub repos: &'a [Repo],
 }
 
-/// Nothing switched on.
+/// The rules that are enabled by default.
 impl Default for GithubRules {
     fn default() -> Self {
         Self::with(&[], false)
@@ -103,10 +103,10 @@ impl Default for GithubRules {
 }
 
 impl GithubRules {
-    /// The rules with those named in `switched` on, and anonymous reads of other public
-    /// repositories where `read_public` says so.
-    pub fn new(switched: &[String], read_public: bool) -> Result<Self, UnknownRule> {
-        for (index, name) in switched.iter().enumerate() {
+    /// The rules with those in `enabled` added, and with anonymous reads of other public
+    /// repositories if `read_public` is set.
+    pub fn new(enabled: &[String], read_public: bool) -> Result<Self, UnknownRule> {
+        for (index, name) in enabled.iter().enumerate() {
             if !rules().any(|rule| rule.name == name) {
                 return Err(UnknownRule {
                     index,
@@ -115,12 +115,12 @@ impl GithubRules {
                 });
             }
         }
-        Ok(Self::with(switched, read_public))
+        Ok(Self::with(enabled, read_public))
     }
 
-    fn with(switched: &[String], read_public: bool) -> Self {
+    fn with(enabled: &[String], read_public: bool) -> Self {
         let state = |rule: &Rule| {
-            let is_on = rule.is_default || switched.iter().any(|name| name == rule.name);
+            let is_on = rule.is_default || enabled.iter().any(|name| name == rule.name);
             (format!("github:{}", rule.name).into(), is_on)
         };
         Self {
@@ -129,57 +129,57 @@ impl GithubRules {
         }
     }
 
-    /// Whether requests to `host` are judged here.
+    /// Whether these rules apply to requests to `host`.
     pub fn speaks_for(host: &Host) -> bool {
         let name = host.as_name().map(|name| name.as_str());
         matches!(name, Some(API | UPLOADS))
     }
 
-    /// Every rule that can be named in `egress.github.allow`, and what it opens.
+    /// The name and description of every rule for `egress.github.allow`.
     pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
         rules().map(|rule| (rule.name, rule.opens))
     }
 
-    /// Whether the rule called `name` is on without being switched.
+    /// Whether the rule `name` is enabled by default.
     pub fn is_default(name: &str) -> bool {
         rules().any(|rule| rule.name == name && rule.is_default)
     }
 
-    /// Whether what `rule` allowed must be sent without a credential.
+    /// Whether a request that `rule` allowed must be sent without a credential.
     pub fn is_anonymous(rule: &RuleName) -> bool {
         rule.as_str() == READ_PUBLIC
     }
 
-    /// Whether `rule`, which allowed something once, is there still.
+    /// Whether `rule`, which allowed a request before, is still enabled.
     pub fn is_in_force(&self, rule: &RuleName) -> bool {
         let mut on = self.states.iter().filter(|(_, is_on)| *is_on);
         self.public.as_ref() == Some(rule) || on.any(|(name, _)| name == rule)
     }
 
-    /// Whether [`judge`](Self::judge) has to see the body of such a request.
+    /// Whether [`judge`](Self::judge) needs the body of such a request.
     pub fn wants_body(&self, method: &Method, path: &CleanPath) -> bool {
         if is_graphql(path) {
             return method.as_str() == "POST";
         }
-        Readings::of(path, false).any(|place| {
-            let found = self.opening(method, &place);
+        Readings::of(path, false).any(|api_path| {
+            let found = self.find_endpoint(method, &api_path);
             found.is_some_and(|(_, endpoint)| endpoint.body != Body::Unread)
         })
     }
 
-    /// Decides. The rule that allows is named.
+    /// Decides about a request, and returns the rule that allows it.
     pub fn judge(&self, request: &GithubRequest<'_>) -> Result<RuleName, Denial> {
         if request.has_method_override {
             return Err(refuse(
                 "method-override",
-                "A request must not ask to be taken for one of another method or path. Send it \
-                 with that method and path, without the override header.",
+                "Headers that override the method or path are not allowed. Send the request with \
+                 that method and path, without the header.",
             ));
         }
         let is_upload = match request.host.as_name().map(|name| name.as_str()) {
             Some(API) => false,
             Some(UPLOADS) => true,
-            _ => return Err(refuse("host", "This host is not one of GitHub's API.")),
+            _ => return Err(refuse("host", "This host is not a host of GitHub's API.")),
         };
         if is_graphql(request.path) && !is_upload {
             return self.judge_graphql(request);
@@ -193,24 +193,24 @@ impl GithubRules {
         is_upload: bool,
     ) -> Result<RuleName, Denial> {
         let GithubRequest { method, path, .. } = *request;
-        let mut opened: Option<(usize, &'static Endpoint, bool)> = None;
-        for place in Readings::of(path, is_upload) {
-            let found = self.opening(method, &place);
+        let mut allowed: Option<(usize, &'static Endpoint, bool)> = None;
+        for api_path in Readings::of(path, is_upload) {
+            let found = self.find_endpoint(method, &api_path);
             let Some((index, endpoint)) = found else {
                 return Err(self.refuse_endpoint(request, is_upload));
             };
-            let is_foreign = place.repository().is_some_and(|(owner, name)| {
+            let is_foreign = api_path.repository().is_some_and(|(owner, name)| {
                 !request.repos.iter().any(|repo| is_named(repo, owner, name))
             });
-            // However the path is read, it must be the same thing on the same repository.
-            if opened.is_some_and(|(_, other, foreign)| {
+            // All readings of the path must be the same endpoint of the same repository.
+            if allowed.is_some_and(|(_, other, foreign)| {
                 !std::ptr::eq(other, endpoint) || foreign != is_foreign
             }) {
                 return Err(self.refuse_endpoint(request, is_upload));
             }
-            opened = Some((index, endpoint, is_foreign));
+            allowed = Some((index, endpoint, is_foreign));
         }
-        let Some((index, endpoint, is_foreign)) = opened else {
+        let Some((index, endpoint, is_foreign)) = allowed else {
             return Err(self.refuse_endpoint(request, is_upload));
         };
         let Some(rule) = rules().nth(index) else {
@@ -223,7 +223,7 @@ impl GithubRules {
             };
         }
         if !is_upload && !matches!(method.as_str(), "GET" | "HEAD") {
-            body::check_carriage(request, rule)?;
+            body::check_encoding(request, rule)?;
         }
         endpoint
             .body
@@ -236,19 +236,24 @@ impl GithubRules {
 
     fn judge_graphql(&self, request: &GithubRequest<'_>) -> Result<RuleName, Denial> {
         if request.method.as_str() != "POST" || request.path.target() != "/graphql" {
-            let sentence = "GraphQL is only spoken by POST /graphql, without a query string.";
-            return Err(refuse("graphql-read", sentence));
+            let message = "GraphQL requests must be POST /graphql, without a query string.";
+            return Err(refuse("graphql-read", message));
         }
         let rule = graphql::judge(request, |name| self.is_on(name))?;
         Ok(format!("github:{rule}").into())
     }
 
-    /// The first rule that is on and opens `method` on `place`.
-    fn opening(&self, method: &Method, place: &Place<'_>) -> Option<(usize, &'static Endpoint)> {
+    /// The endpoint for `method` on `path` of the first enabled rule that has one, with the index
+    /// of the rule.
+    fn find_endpoint(
+        &self,
+        method: &Method,
+        path: &ApiPath<'_>,
+    ) -> Option<(usize, &'static Endpoint)> {
         let states = self.states.iter().map(|(_, is_on)| *is_on);
         let mut on = rules().zip(states).enumerate();
         on.find_map(|(index, (rule, is_on))| {
-            let endpoint = is_on.then(|| rule.find(method, place)).flatten()?;
+            let endpoint = is_on.then(|| rule.find(method, path)).flatten()?;
             Some((index, endpoint))
         })
     }
@@ -258,24 +263,24 @@ impl GithubRules {
         states.any(|(rule, (_, is_on))| rule.name == name && *is_on)
     }
 
-    /// A refusal that names what would open the endpoint, if anything would.
+    /// The refusal of a request, with the rule that would allow it, if there is one.
     fn refuse_endpoint(&self, request: &GithubRequest<'_>, is_upload: bool) -> Denial {
         let GithubRequest { method, path, .. } = *request;
         let mut foreign = false;
-        for place in Readings::of(path, is_upload) {
-            if place.is_by_number() {
+        for api_path in Readings::of(path, is_upload) {
+            if api_path.is_by_number() {
                 return refuse(
                     "numeric-id",
-                    "A repository must be named, not numbered. Use /repos/OWNER/NAME.",
+                    "Repositories by number are not allowed. Use /repos/OWNER/NAME.",
                 );
             }
-            foreign |= place.repository().is_some_and(|(owner, name)| {
+            foreign |= api_path.repository().is_some_and(|(owner, name)| {
                 !request.repos.iter().any(|repo| is_named(repo, owner, name))
             });
-            let closed =
-                rules().find(|rule| !self.is_on(rule.name) && rule.find(method, &place).is_some());
-            if let Some(rule) = closed.filter(|_| !foreign) {
-                return refuse_switched(rule, &format!("{method} {path}"));
+            let disabled = rules()
+                .find(|rule| !self.is_on(rule.name) && rule.find(method, &api_path).is_some());
+            if let Some(rule) = disabled.filter(|_| !foreign) {
+                return refuse_disabled(rule, &format!("{method} {path}"));
             }
         }
         if foreign {
@@ -284,14 +289,14 @@ impl GithubRules {
         refuse(
             "default",
             format!(
-                "{method} {path} is not among what the built-in GitHub rules know. Use another \
-                 way, or leave it to the operator."
+                "{method} {path} is not an endpoint of the built-in GitHub rules. Use another \
+                 endpoint, or leave it to the operator."
             ),
         )
     }
 }
 
-/// Whether `owner` and `name`, in any case, are `repo`.
+/// Whether `repo` is `owner/name`, without regard to case.
 fn is_named(repo: &Repo, owner: &str, name: &str) -> bool {
     repo.name
         .as_str()
@@ -299,13 +304,13 @@ fn is_named(repo: &Repo, owner: &str, name: &str) -> bool {
         .is_some_and(|(own, its)| own.eq_ignore_ascii_case(owner) && its.eq_ignore_ascii_case(name))
 }
 
-/// In any reading and any case: what might be GraphQL to the server is judged as GraphQL.
+/// Whether the server might treat the path as GraphQL, in any reading and any case.
 fn is_graphql(path: &CleanPath) -> bool {
-    Readings::of(path, false).any(|place| place.is_graphql())
+    Readings::of(path, false).any(|api_path| api_path.is_graphql())
 }
 
 fn refuse(rule: &str, message: impl Into<String>) -> Denial {
-    Denial::new(Reason::GithubRule, format!("github:{rule}")).saying(message)
+    Denial::new(Reason::GithubRule, format!("github:{rule}")).with_message(message)
 }
 
 fn refuse_repository(request: &GithubRequest<'_>) -> Denial {
@@ -319,8 +324,8 @@ fn refuse_repository(request: &GithubRequest<'_>) -> Denial {
     )
 }
 
-/// The refusal of what a rule that is off would open.
-fn refuse_switched(rule: &Rule, what: &str) -> Denial {
+/// The refusal of a request that a disabled rule would allow.
+fn refuse_disabled(rule: &Rule, what: &str) -> Denial {
     let name = rule.name;
     let leave = format!(
         "Leave it to the operator, who can add '{name}' to egress.github.allow if agents \
@@ -335,16 +340,16 @@ fn refuse_switched(rule: &Rule, what: &str) -> Denial {
     )
 }
 
-/// The refusal of something that needs the rule called `name`.
+/// The refusal of `what`, which needs the rule `name`.
 fn refuse_named(name: &str, what: &str) -> Denial {
     match rules().find(|rule| rule.name == name) {
-        Some(rule) => refuse_switched(rule, what),
+        Some(rule) => refuse_disabled(rule, what),
         None => refuse(name, format!("{what} is not allowed.")),
     }
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
-    // Comparing takes the product of both lengths, and nobody means a word by a page.
+    // The comparison takes quadratic time, and no rule has a name that long.
     if name.len() > 64 {
         return None;
     }
@@ -356,13 +361,13 @@ fn nearest(name: &str) -> Option<&'static str> {
         .map(|(_, name)| name)
 }
 
-/// For a fuzzer: whatever the body is, GraphQL and an edit of an issue are judged by it, and
-/// what the rules allow as they come is allowed with a switch more.
-pub fn exercise(bytes: &[u8]) {
-    let switched = ["graphql-mutations".to_owned(), "close".to_owned()];
-    let few = GithubRules::default();
-    let (Ok(more), Ok(host), Ok(name)) = (
-        GithubRules::new(&switched, false),
+/// Fuzzing entry point: decides about a GraphQL request and an edit of an issue with this body.
+/// Enabling more rules must not refuse what the default rules allow.
+pub fn fuzz_check(bytes: &[u8]) {
+    let enabled = ["graphql-mutations".to_owned(), "close".to_owned()];
+    let default_rules = GithubRules::default();
+    let (Ok(more_rules), Ok(host), Ok(name)) = (
+        GithubRules::new(&enabled, false),
         Host::parse(API),
         RepoName::parse("acme/app"),
     ) else {
@@ -385,8 +390,8 @@ pub fn exercise(bytes: &[u8]) {
             body: Some(bytes),
             repos: &repos,
         };
-        let allowed = few.judge(&request).is_ok();
-        assert!(!allowed || more.judge(&request).is_ok(), "{target}");
+        let allowed = default_rules.judge(&request).is_ok();
+        assert!(!allowed || more_rules.judge(&request).is_ok(), "{target}");
     }
 }
 

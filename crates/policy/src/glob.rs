@@ -1,9 +1,9 @@
-//! Patterns of segments, with `*` and `**`, for paths and refs alike.
+//! Glob matching of segments with `*` and `**`, for paths and refs.
 
 /// One segment of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Segment {
-    /// `**`: any number of segments, also none.
+    /// `**`: any number of segments, including none.
     Many,
     /// `*`: one segment that is not empty.
     One,
@@ -13,17 +13,17 @@ pub(crate) enum Segment {
     Glob(Box<[Token]>),
 }
 
-/// One piece of a segment.
+/// One token of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
-    /// Any run of bytes, also none.
+    /// Any run of bytes, including none.
     Run,
     /// This byte.
     Byte(u8),
 }
 
 impl Segment {
-    /// The segment that `tokens` describe.
+    /// The segment that consists of `tokens`.
     pub(crate) fn new(tokens: &[Token]) -> Self {
         if tokens == [Token::Run] {
             return Segment::One;
@@ -51,72 +51,72 @@ impl Segment {
     }
 }
 
-/// Compares a pattern with the segments that `segment_at` gives: the one at a position
-/// (the first at zero) and the position of the next. Neither recurses nor allocates.
+/// Matches a pattern against the segments that `segment_at` returns: the segment at an offset
+/// (the first at zero) and the offset of the next. Neither recurses nor allocates.
 ///
-/// After a mismatch only the last `**` has to take one segment more: what an earlier one
-/// could take instead, the last one can take as well. So each pair of segments meets at
-/// most once, and the whole costs at most pattern length times text length.
+/// After a mismatch only the last `**` is extended by one segment: whatever an earlier `**` could
+/// match instead, the last one can match too. So each pair of segments is compared at most once,
+/// and the cost is at most pattern length times text length.
 pub(crate) fn matches<'a>(
     pattern: &[Segment],
     segment_at: impl Fn(usize) -> Option<(&'a [u8], usize)>,
 ) -> bool {
-    let (mut at, mut place) = (0, 0);
+    let (mut at, mut index) = (0, 0);
     let mut last_many: Option<(usize, usize)> = None;
     while let Some((segment, next)) = segment_at(at) {
-        match pattern.get(place) {
-            Some(Segment::Many) if place + 1 == pattern.len() => return true,
+        match pattern.get(index) {
+            Some(Segment::Many) if index + 1 == pattern.len() => return true,
             Some(Segment::Many) => {
-                place += 1;
-                last_many = Some((place, at));
+                index += 1;
+                last_many = Some((index, at));
                 continue;
             }
             Some(one) if one.matches(segment) => {
-                place += 1;
+                index += 1;
                 at = next;
                 continue;
             }
             _ => {}
         }
-        let Some((after_many, taken)) = last_many else {
+        let Some((after_many, matched_to)) = last_many else {
             return false;
         };
-        let Some((_, next)) = segment_at(taken) else {
+        let Some((_, next)) = segment_at(matched_to) else {
             return false;
         };
         last_many = Some((after_many, next));
-        (place, at) = (after_many, next);
+        (index, at) = (after_many, next);
     }
     pattern
-        .get(place..)
+        .get(index..)
         .is_some_and(|left| left.iter().all(|segment| *segment == Segment::Many))
 }
 
-/// The same walk over the bytes of one text.
+/// Matches tokens against the bytes of one text, with the same algorithm.
 pub(crate) fn matches_run(tokens: &[Token], text: &[u8]) -> bool {
-    let (mut at, mut place) = (0, 0);
+    let (mut at, mut index) = (0, 0);
     let mut last_run: Option<(usize, usize)> = None;
     while let Some(byte) = text.get(at) {
-        match tokens.get(place) {
+        match tokens.get(index) {
             Some(Token::Run) => {
-                place += 1;
-                last_run = Some((place, at));
+                index += 1;
+                last_run = Some((index, at));
                 continue;
             }
             Some(Token::Byte(wanted)) if wanted == byte => {
-                place += 1;
+                index += 1;
                 at += 1;
                 continue;
             }
             _ => {}
         }
-        let Some((after_run, taken)) = last_run else {
+        let Some((after_run, matched_to)) = last_run else {
             return false;
         };
-        last_run = Some((after_run, taken + 1));
-        (place, at) = (after_run, taken + 1);
+        last_run = Some((after_run, matched_to + 1));
+        (index, at) = (after_run, matched_to + 1);
     }
     tokens
-        .get(place..)
+        .get(index..)
         .is_some_and(|left| left.iter().all(|token| *token == Token::Run))
 }

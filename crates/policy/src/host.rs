@@ -1,9 +1,9 @@
-//! Host names and addresses, in the one spelling that rules are compared with.
+//! Host names and IP addresses, normalised for comparison with rules.
 //!
-//! Every name from outside passes [`Host::parse`] once. What comes out is either a lower
-//! case ASCII name without a trailing dot, or an address; never a name that some resolver
-//! would read as an address. That is the rule of the WHATWG URL standard ('ends in a
-//! number'), because a browser, libc and we must agree on what `0x7f.1` is.
+//! Every host from outside is parsed by [`Host::parse`] once. The result is either a lower case
+//! ASCII name without a trailing dot, or an address; never a name that some resolver would read as
+//! an address. This follows the 'ends in a number' rule of the WHATWG URL standard, because
+//! browsers, libc and the gate must agree on what `0x7f.1` is.
 
 use std::borrow::{Borrow, Cow};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,71 +11,71 @@ use std::sync::Arc;
 
 use idna::uts46::{AsciiDenyList, DnsLength, Hyphens, Uts46};
 
-/// The name under which the gate itself answers.
-pub const GATE: &str = "palisade.internal";
+/// The host name of the gate itself.
+pub const GATE_HOST: &str = "palisade.internal";
 
 /// A normalised host: a name or an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
     /// A DNS name.
     Name(HostName),
-    /// An address. IPv4 written as IPv4-mapped IPv6 is the IPv4 address; other addresses
-    /// that carry one (NAT64, 6to4) stay what they are, because a packet to them takes
-    /// another way. [`classify`] looks inside.
+    /// An address. An IPv4-mapped IPv6 address becomes the IPv4 address; other IPv6 addresses
+    /// that embed an IPv4 address (NAT64, 6to4) are not converted, because they are routed
+    /// differently. [`classify`] looks at the embedded address.
     Ip(IpAddr),
 }
 
-/// A DNS name: lower case ASCII, no trailing dot, not readable as an address.
-/// Only this module makes one. Cloning is cheap.
+/// A DNS name: lower case ASCII, no trailing dot, not readable as an address. Only this module
+/// creates one. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(Arc<str>);
 
-/// What is wrong with a host, an authority or a host pattern.
+/// Why a host, an authority or a host pattern is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadHost {
-    /// Nothing, or nothing but a dot.
+    /// Empty, or only a dot.
     #[error("a host must not be empty")]
     Empty,
-    /// More than DNS can carry.
+    /// Longer than DNS allows.
     #[error("a host name has at most 253 characters")]
     TooLong,
-    /// A label longer than DNS can carry.
+    /// A label longer than DNS allows.
     #[error("a label of a host name has at most 63 characters")]
     LabelTooLong,
     /// Two dots in a row, or one at the start.
     #[error("a host name must not contain an empty label ('..' or a leading dot)")]
     EmptyLabel,
-    /// A character no host name has.
+    /// A character that is not allowed in host names.
     #[error("a host name must not contain {0:?}")]
     Forbidden(char),
-    /// Programs would take it for an option.
+    /// A leading hyphen: programs would read the name as an option.
     #[error("a host name must not start with '-'")]
     LeadingHyphen,
-    /// UTS-46 refuses it.
+    /// The name is invalid according to UTS-46.
     #[error("the name is not a valid internationalised host name")]
     NotIdna,
     /// `user@host`.
     #[error("user information ('user@') is not accepted in front of a host")]
     UserInfo,
-    /// A percent sign that is no zone id.
+    /// A percent sign that does not start a zone id.
     #[error("a host name must not contain percent-encoding")]
     Percent,
     /// `fe80::1%eth0`.
     #[error("an IPv6 address must not carry a zone id ('%')")]
     ZoneId,
-    /// It ends in a number but is no IPv4 address.
+    /// The host ends in a number but is not an IPv4 address.
     #[error("a host that ends in a number must be an IPv4 address, and this is not one")]
     BadIpv4,
-    /// It has colons or brackets but is no IPv6 address.
+    /// The host has colons or brackets but is not an IPv6 address.
     #[error("the text is not an IPv6 address")]
     BadIpv6,
-    /// A URL where only a host belongs.
-    #[error("a URL does not belong here: give the host alone, without scheme and path")]
+    /// A URL instead of a host.
+    #[error("a URL is not accepted here: give the host alone, without scheme and path")]
     Url,
-    /// A port where only a host belongs.
-    #[error("a port does not belong here: give the host alone")]
+    /// A host with a port instead of a host alone.
+    #[error("a port is not accepted here: give the host alone")]
     UnexpectedPort,
-    /// A port that is no port.
+    /// An invalid port number.
     #[error("a port is a number from 1 to 65535")]
     BadPort,
     /// `*` alone.
@@ -92,20 +92,20 @@ pub enum BadHost {
     WildcardOverAddress,
 }
 
-/// The longest text worth looking at: a name of 253 characters whose every character was
-/// written in its longest way.
-const LONGEST_SPELLING: usize = 253 * 6;
+/// Maximum length of text to parse: a name of 253 characters, each in its longest encoding.
+const MAX_TEXT_LEN: usize = 253 * 6;
 
 impl Host {
     /// Whether this is the gate itself.
     pub fn is_gate(&self) -> bool {
-        self.as_name().is_some_and(|name| name.as_str() == GATE)
+        self.as_name()
+            .is_some_and(|name| name.as_str() == GATE_HOST)
     }
 
-    /// Normalises `text`: a name, an IPv4 address in any spelling that `inet_aton` takes,
-    /// or an IPv6 address with or without brackets.
+    /// Normalises `text`: a name, an IPv4 address in any form that `inet_aton` accepts, or an
+    /// IPv6 address with or without brackets.
     pub fn parse(text: &str) -> Result<Self, BadHost> {
-        if text.len() > LONGEST_SPELLING {
+        if text.len() > MAX_TEXT_LEN {
             return Err(BadHost::TooLong);
         }
         if text.starts_with('[') || text.contains(':') {
@@ -120,7 +120,7 @@ impl Host {
         Ok(Host::Name(HostName(name.as_ref().into())))
     }
 
-    /// The address, if it is one.
+    /// The address, if the host is one.
     pub fn as_ip(&self) -> Option<IpAddr> {
         match self {
             Host::Name(_) => None,
@@ -128,7 +128,7 @@ impl Host {
         }
     }
 
-    /// The name, if it is one.
+    /// The name, if the host is one.
     pub fn as_name(&self) -> Option<&HostName> {
         match self {
             Host::Name(name) => Some(name),
@@ -137,7 +137,7 @@ impl Host {
     }
 }
 
-/// As in a URL: an IPv6 address stands in brackets.
+/// Formats the host as in a URL: an IPv6 address is in brackets.
 impl std::fmt::Display for Host {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -154,7 +154,7 @@ impl HostName {
         &self.0
     }
 
-    /// Whether the name lies below `suffix`, at any depth. A name is not below itself.
+    /// Whether the name is a subdomain of `suffix`, at any depth. A name is not below itself.
     pub fn is_below(&self, suffix: &HostName) -> bool {
         self.0
             .strip_suffix(suffix.as_str())
@@ -162,7 +162,7 @@ impl HostName {
     }
 }
 
-/// Lets a table of names be asked with a part of a name, without making one.
+/// Allows lookups in a table of names by `&str`, without allocating a name.
 impl Borrow<str> for HostName {
     fn borrow(&self) -> &str {
         self.as_str()
@@ -175,18 +175,18 @@ impl std::fmt::Display for HostName {
     }
 }
 
-/// A host and perhaps a port, as CONNECT, `Host` and `:authority` carry them.
+/// A host with an optional port, as in CONNECT, `Host` and `:authority`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Authority {
     /// The host.
     pub host: Host,
-    /// The port, where one was written.
+    /// The port, if there is one.
     pub port: Option<u16>,
 }
 
 impl Authority {
-    /// Reads `host`, `host:port`, `[v6]` or `[v6]:port`. User information is refused, and
-    /// so is an IPv6 address without brackets: nobody can tell where its port begins.
+    /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. User information is rejected, and so is
+    /// an IPv6 address without brackets, whose port would be ambiguous.
     pub fn parse(text: &str) -> Result<Self, BadHost> {
         if text.contains('@') {
             return Err(BadHost::UserInfo);
@@ -223,22 +223,22 @@ impl std::fmt::Display for Authority {
     }
 }
 
-/// What an operator writes to name hosts.
+/// A pattern of hosts in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPattern {
-    /// This name and no other.
+    /// This name only.
     Exact(HostName),
     /// Every name below this one, at any depth, but not the name itself.
     Below(HostName),
-    /// This address, however it is spelled.
+    /// This address, in any notation.
     Ip(IpAddr),
 }
 
 impl HostPattern {
-    /// Reads `example.com`, `*.example.com` or an address.
+    /// Parses `example.com`, `*.example.com` or an address.
     ///
-    /// A wildcard needs two labels after the star. Which longer suffixes belong to nobody
-    /// (`*.co.uk`) changes from month to month and is left to the operator.
+    /// A wildcard needs at least two labels after the star. Public suffixes such as `*.co.uk` are
+    /// not detected, because their list changes often.
     pub fn parse(text: &str) -> Result<Self, BadHost> {
         if text == "*" || text == "*." {
             return Err(BadHost::BareWildcard);
@@ -264,7 +264,7 @@ impl HostPattern {
         }
     }
 
-    /// Whether `host` is one of those named.
+    /// Whether the pattern matches `host`.
     pub fn matches(&self, host: &Host) -> bool {
         match (self, host) {
             (HostPattern::Exact(name), Host::Name(host)) => name == host,
@@ -275,7 +275,7 @@ impl HostPattern {
         }
     }
 
-    /// Whether every host that `other` names is named by this one.
+    /// Whether this pattern matches every host that `other` matches.
     pub fn covers(&self, other: &HostPattern) -> bool {
         match (self, other) {
             (HostPattern::Below(wide), HostPattern::Exact(name)) => name.is_below(wide),
@@ -297,44 +297,44 @@ impl std::fmt::Display for HostPattern {
     }
 }
 
-/// Where an address leads. Everything but [`AddressClass::Global`] is refused by the
-/// dialer unless the operator opened an exact hole.
+/// The class of an address. The dialer refuses all classes but [`AddressClass::Global`], unless
+/// the operator configured an exception for the exact address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressClass {
-    /// The public internet. Documentation ranges count as public, so that tests can use
-    /// them; nothing answers there.
+    /// The public internet. Documentation ranges count as public, so that tests can use them;
+    /// they are not routed.
     Global,
     /// This host.
     Loopback,
-    /// 0.0.0.0/8 and `::`, which many systems take for this host.
+    /// 0.0.0.0/8 and `::`, which many systems treat as this host.
     ThisNetwork,
     /// RFC 1918.
     Private,
     /// fc00::/7.
     UniqueLocal,
-    /// fec0::/10, deprecated and still routed by some.
+    /// fec0::/10, deprecated but still routed in some networks.
     SiteLocal,
     /// 169.254.0.0/16 and fe80::/10.
     LinkLocal,
-    /// Where clouds hand out credentials to whoever asks.
+    /// Metadata services of clouds, which hand out credentials without authentication.
     Metadata,
-    /// 100.64.0.0/10, the carrier's own.
+    /// 100.64.0.0/10, carrier-grade NAT.
     CarrierNat,
     /// 198.18.0.0/15 and 2001:2::/48. The gate's synthetic DNS answers live here.
     Benchmark,
-    /// Many hosts at once.
+    /// Multicast groups.
     Multicast,
-    /// Not assigned to anyone one could want to reach.
+    /// Ranges without assigned hosts.
     Reserved,
 }
 
 impl AddressClass {
-    /// Whether the dialer may connect there without a hole.
+    /// Whether the dialer may connect without an exception.
     pub const fn is_dialable(self) -> bool {
         matches!(self, AddressClass::Global)
     }
 
-    /// The class in a word, for messages and audit records.
+    /// The name of the class, for messages and audit records.
     pub const fn as_str(self) -> &'static str {
         match self {
             AddressClass::Global => "global",
@@ -353,9 +353,8 @@ impl AddressClass {
     }
 }
 
-/// Says where `ip` leads. An IPv6 address that carries an IPv4 address (mapped,
-/// compatible, translated, NAT64, 6to4, Teredo) is judged by what it carries: a router on
-/// the way may unwrap it.
+/// Classifies `ip`. An IPv6 address that embeds an IPv4 address (mapped, compatible, translated,
+/// NAT64, 6to4, Teredo) has the class of the embedded address, because a router may translate it.
 pub fn classify(ip: IpAddr) -> AddressClass {
     match ip {
         IpAddr::V4(ip) => classify_v4(ip),
@@ -365,8 +364,8 @@ pub fn classify(ip: IpAddr) -> AddressClass {
 
 fn classify_v4(ip: Ipv4Addr) -> AddressClass {
     match ip.octets() {
-        // Link-local metadata of most clouds, of container and pod credentials; a platform
-        // service inside public space; one inside carrier NAT; one inside 192.0.0.0/24.
+        // Metadata services: link-local ones of most clouds, container and pod credentials; one in
+        // public space; one in carrier NAT; one in 192.0.0.0/24.
         [169, 254, 169, 254 | 253 | 123]
         | [169, 254, 170, 2 | 23]
         | [168, 63, 129, 16]
@@ -379,7 +378,7 @@ fn classify_v4(ip: Ipv4Addr) -> AddressClass {
         [100, 64..=127, ..] => AddressClass::CarrierNat,
         [198, 18..=19, ..] => AddressClass::Benchmark,
         [224..=239, ..] => AddressClass::Multicast,
-        // Protocol assignments, the retired 6to4 relay, and class E with broadcast.
+        // Protocol assignments, the deprecated 6to4 relay, and class E with broadcast.
         [192, 0, 0, _] | [192, 88, 99, _] | [240..=255, ..] => AddressClass::Reserved,
         _ => AddressClass::Global,
     }
@@ -398,20 +397,20 @@ fn classify_v6(ip: Ipv6Addr) -> AddressClass {
         [0, 0, 0, 0, 0, 0, ..]
         | [0, 0, 0, 0, 0, 0xffff, ..]
         | [0, 0, 0, 0, 0xffff, 0, ..]
-        | [0x64, 0xff9b, 0, 0, 0, 0, ..] => classify_v4(carried(bits, 96)),
-        // NAT64 for local use (RFC 8215): how long the prefix is, and so where the address
-        // sits (RFC 6052, 2.2), is the network's own choice. Every place must be harmless;
-        // a translator drops 0/8, so zeros in a place mean it is not the one in use.
-        [0x64, 0xff9b, 1, ..] => [carried_48(bits), carried_56(bits), carried_64(bits)]
+        | [0x64, 0xff9b, 0, 0, 0, 0, ..] => classify_v4(embedded(bits, 96)),
+        // NAT64 for local use (RFC 8215): each network chooses the prefix length, and so the
+        // position of the address (RFC 6052, 2.2). The addresses at all positions must be global;
+        // a translator drops 0/8, so zeros mean that the position is not the one in use.
+        [0x64, 0xff9b, 1, ..] => [embedded_48(bits), embedded_56(bits), embedded_64(bits)]
             .into_iter()
             .map(classify_v4)
             .filter(|class| *class != AddressClass::ThisNetwork)
-            .chain([classify_v4(carried(bits, 96))])
+            .chain([classify_v4(embedded(bits, 96))])
             .find(|class| !class.is_dialable())
             .unwrap_or(AddressClass::Global),
-        [0x2002, ..] => classify_v4(carried(bits, 16)),
-        // Teredo carries its server, and its client with every bit turned.
-        [0x2001, 0, ..] => [carried(bits, 32), carried(!bits, 96)]
+        [0x2002, ..] => classify_v4(embedded(bits, 16)),
+        // Teredo embeds the address of its server, and that of its client with all bits inverted.
+        [0x2001, 0, ..] => [embedded(bits, 32), embedded(!bits, 96)]
             .into_iter()
             .map(classify_v4)
             .find(|class| !class.is_dialable())
@@ -426,40 +425,40 @@ fn classify_v6(ip: Ipv6Addr) -> AddressClass {
         [0xfe80..=0xfebf, ..] => AddressClass::LinkLocal,
         [0xfec0..=0xfeff, ..] => AddressClass::SiteLocal,
         [0xff00..=0xffff, ..] => AddressClass::Multicast,
-        // Global unicast is 2000::/3; nothing else was given to anyone.
+        // Global unicast is 2000::/3; the rest is not assigned.
         [0x2000..=0x3fff, ..] => AddressClass::Global,
         _ => AddressClass::Reserved,
     }
 }
 
 /// The 32 bits that start at bit `at`, counted from the left.
-const fn carried(bits: u128, at: u32) -> Ipv4Addr {
+const fn embedded(bits: u128, at: u32) -> Ipv4Addr {
     let [a, b, c, d, ..] = (bits << at).to_be_bytes();
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// RFC 6052: the address skips bits 64 to 71, which are zero.
-const fn carried_48(bits: u128) -> Ipv4Addr {
+/// RFC 6052: the embedded address skips bits 64 to 71, which are zero.
+const fn embedded_48(bits: u128) -> Ipv4Addr {
     let [a, b, _, c, d, ..] = (bits << 48).to_be_bytes();
     Ipv4Addr::new(a, b, c, d)
 }
 
-const fn carried_56(bits: u128) -> Ipv4Addr {
+const fn embedded_56(bits: u128) -> Ipv4Addr {
     let [a, _, b, c, d, ..] = (bits << 56).to_be_bytes();
     Ipv4Addr::new(a, b, c, d)
 }
 
-const fn carried_64(bits: u128) -> Ipv4Addr {
-    carried(bits, 72)
+const fn embedded_64(bits: u128) -> Ipv4Addr {
+    embedded(bits, 72)
 }
 
 fn normalise_name(text: &str) -> Result<Cow<'_, str>, BadHost> {
-    let mapped = if is_settled(text) {
+    let mapped = if is_normalised(text) {
         Cow::Borrowed(text)
     } else {
         map_name(text)?
     };
-    // Looked at after mapping, because full-width letters map to these too.
+    // Checked after the mapping, because full-width characters map to dots and hyphens too.
     let name = match mapped {
         Cow::Borrowed(name) => Cow::Borrowed(name.strip_suffix('.').unwrap_or(name)),
         Cow::Owned(mut name) => {
@@ -491,8 +490,8 @@ fn normalise_name(text: &str) -> Result<Cow<'_, str>, BadHost> {
     Ok(name)
 }
 
-/// Whether UTS-46 would leave the name as it is: most names are written so.
-fn is_settled(text: &str) -> bool {
+/// Whether UTS-46 would not change the name. This is the fast path for most names.
+fn is_normalised(text: &str) -> bool {
     text.bytes().all(|b| is_name_byte(b) || b == b'.')
         && !text.split('.').any(|label| label.starts_with("xn--"))
 }
@@ -508,8 +507,8 @@ fn map_name(text: &str) -> Result<Cow<'_, str>, BadHost> {
             other => BadHost::Forbidden(other),
         });
     }
-    // Hyphens in the third and fourth place are in daily use (`r3---sn.example`), and
-    // underscores name services: the strict profile (STD3) would refuse both.
+    // Hyphens at the third and fourth position (`r3---sn.example`) and underscores (service
+    // names) are common, and the strict profile (STD3) would refuse both.
     Uts46::new()
         .to_ascii(
             text.as_bytes(),
@@ -524,7 +523,7 @@ const fn is_name_byte(byte: u8) -> bool {
     matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_')
 }
 
-/// The WHATWG test: the last label is all digits, or a hexadecimal number.
+/// The WHATWG rule: the last label is all digits, or a hexadecimal number.
 fn ends_in_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     last.bytes().all(|b| b.is_ascii_digit())
@@ -533,8 +532,8 @@ fn ends_in_number(name: &str) -> bool {
             .is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// What `inet_aton` takes: one to four numbers, decimal, octal or hexadecimal, the last
-/// one filling all places that are left.
+/// Parses like `inet_aton`: one to four numbers, decimal, octal or hexadecimal, of which the last
+/// one fills all remaining bytes.
 fn parse_ipv4(name: &str) -> Option<Ipv4Addr> {
     let mut parts = name.split('.');
     let last = parts.next_back()?;
@@ -558,7 +557,7 @@ fn parse_number(text: &str) -> Option<u64> {
         (text, 10)
     };
     if digits.is_empty() {
-        // `0x` alone is zero to inet_aton.
+        // `inet_aton` reads `0x` as zero.
         return (radix == 16).then_some(0);
     }
     if !digits.bytes().all(|b| b.is_ascii_alphanumeric()) {
@@ -600,9 +599,9 @@ fn parse_port(text: &str) -> Result<u16, BadHost> {
     }
 }
 
-/// For a fuzzer: what was read has one spelling, which reads as the same, and a pattern of it
-/// is met by it.
-pub fn exercise(text: &str) {
+/// Fuzzing entry point: a parsed host formats to text that parses to the same host, and the
+/// pattern of that text matches the host.
+pub fn fuzz_check(text: &str) {
     if let Ok(host) = Host::parse(text) {
         let spelled = host.to_string();
         assert_eq!(Host::parse(&spelled).as_ref(), Ok(&host), "{text:?}");

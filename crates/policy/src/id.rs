@@ -1,24 +1,24 @@
-//! Identifiers. Each is checked once, where it enters, and trusted afterwards.
+//! Identifiers of sandboxes and requests. They are validated when they are parsed.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Names one sandbox, or one container that was registered by hand.
+/// Id of a sandbox, or of a container that was registered by hand.
 ///
-/// 1 to 128 of `A-Z a-z 0-9 _ . -`, not starting with a dot or a dash: safe as a file
-/// name, a metric label, a header value and a word on a terminal. Cloning is cheap.
+/// 1 to 128 of `A-Z a-z 0-9 _ . -`, starting with a letter or digit: safe as a file name, a
+/// metric label, a header value and a command line argument. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxId(Arc<str>);
 
-/// A sandbox or container id that cannot be one.
+/// Text that is not a valid id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 1 to 128 letters, digits, '_', '.' or '-', and starts with a letter or digit")]
 pub struct BadId;
 
 impl SandboxId {
-    /// Checks and takes `text`.
+    /// Validates `text`.
     pub fn parse(text: &str) -> Result<Self, BadId> {
         let ok = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
         let starts_well = text
@@ -58,8 +58,8 @@ impl std::fmt::Display for SandboxId {
     }
 }
 
-/// Names one request, from its first byte to its audit record: 26 characters of
-/// Crockford's base 32, which a person can read out over the phone.
+/// Id of a request, from its first byte to its audit record: 26 characters of Crockford's
+/// base 32, which avoids letters that are easily confused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RequestId(u128);
@@ -67,23 +67,23 @@ pub struct RequestId(u128);
 const CROCKFORD: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
 impl RequestId {
-    /// An id that sorts by `millis` and is told apart by the low 80 bits of `random`.
+    /// An id that sorts by `millis` and is made unique by the low 80 bits of `random`.
     pub const fn new(millis: u64, random: u128) -> Self {
         Self(((millis as u128 & ((1 << 48) - 1)) << 80) | (random & ((1 << 80) - 1)))
     }
 
-    /// Reads the 26 characters; letters in either case.
+    /// Parses 26 characters; upper and lower case are equal.
     pub fn parse(text: &str) -> Result<Self, BadId> {
         if text.len() != 26 {
             return Err(BadId);
         }
         let mut value: u128 = 0;
-        for (place, byte) in text.bytes().enumerate() {
+        for (index, byte) in text.bytes().enumerate() {
             let digit = CROCKFORD
                 .iter()
                 .position(|c| *c == byte.to_ascii_uppercase())
                 .ok_or(BadId)?;
-            if place == 0 && digit > 7 {
+            if index == 0 && digit > 7 {
                 return Err(BadId);
             }
             value = (value << 5) | digit as u128;
@@ -95,8 +95,8 @@ impl RequestId {
 impl std::fmt::Display for RequestId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut text = [b'0'; 26];
-        for (place, byte) in text.iter_mut().rev().enumerate() {
-            let digit = usize::try_from((self.0 >> (place * 5)) & 31).unwrap_or_default();
+        for (index, byte) in text.iter_mut().rev().enumerate() {
+            let digit = usize::try_from((self.0 >> (index * 5)) & 31).unwrap_or_default();
             *byte = CROCKFORD.get(digit).copied().unwrap_or(b'0');
         }
         f.write_str(std::str::from_utf8(&text).unwrap_or_default())
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_id_is_a_safe_word() {
+    fn sandbox_id_with_unsafe_characters_is_rejected() {
         for good in ["a", "abc", "0f", "palisade-app_1.x", &"x".repeat(128)] {
             assert_eq!(SandboxId::parse(good).unwrap().as_str(), good);
         }
@@ -163,7 +163,7 @@ mod tests {
         }
 
         #[test]
-        fn a_stored_sandbox_id_reads_back_as_itself(text in "[a-zA-Z0-9_./ -]{0,6}") {
+        fn stored_sandbox_id_parses_back_unchanged(text in "[a-zA-Z0-9_./ -]{0,6}") {
             if let Ok(id) = SandboxId::parse(&text) {
                 prop_assert_eq!(id.as_str(), &text);
                 prop_assert_eq!(SandboxId::parse(id.as_str()), Ok(id));
@@ -171,7 +171,7 @@ mod tests {
         }
 
         #[test]
-        fn reading_an_id_never_panics_and_keeps_its_meaning(text in ".{0,40}") {
+        fn parsing_request_id_never_panics_and_round_trips(text in ".{0,40}") {
             if let Ok(id) = RequestId::parse(&text) {
                 prop_assert_eq!(id.to_string(), text.to_ascii_uppercase());
             }

@@ -1,4 +1,4 @@
-//! Who is asking: the first stage of every request.
+//! Identification of the sender: the first stage of every request.
 
 use std::sync::Arc;
 
@@ -8,73 +8,75 @@ use crate::reason::Reason;
 use crate::registration::Registration;
 use crate::verdict::Denial;
 
-/// What the registry knows about the listener or the peer address of a connection.
+/// The registry's result for the listener or peer address of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lookup {
-    /// The registry could not be asked.
+pub enum RegistrationLookup {
+    /// The registry could not be read.
     Unavailable,
     /// The connection has no peer address.
     NoPeer,
-    /// Nobody is registered there.
+    /// There is no registration.
     Unknown,
-    /// This one is.
+    /// The registration.
     Found(Arc<Registration>),
 }
 
-/// Proof of who is asking. Only [`identify`] makes one, and it cannot be cloned: a
-/// connection keeps its [`Lookup`], and every request is identified anew, so that a
-/// registration that expires in the middle of a connection ends it.
+/// Proof of the sender's identity. Only [`identify`] creates one, and it cannot be cloned: a
+/// connection keeps its [`RegistrationLookup`] and every request is identified again, so that a connection
+/// ends when its registration expires.
 ///
 /// ```compile_fail,E0451
 /// fn forge(registration: std::sync::Arc<policy::registration::Registration>) {
 ///     let identity = policy::identity::Identity { registration };
 /// }
 /// ```
-#[must_use = "an identity is only worth something to the stage that demands it"]
+#[must_use = "an identity is required by the next stage"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Identity {
     registration: Arc<Registration>,
 }
 
 impl Identity {
-    /// Who it is.
+    /// The id of the sender.
     pub fn sandbox(&self) -> &SandboxId {
         &self.registration.id
     }
 
-    /// All that was registered.
+    /// The sender's registration.
     pub fn registration(&self) -> &Arc<Registration> {
         &self.registration
     }
 }
 
-/// Decides who is asking. `claimed` is the request's `X-Container-Id`, which nobody has to
-/// send; the caller strips it in any case.
+/// Identifies the sender of a request. `claimed` is the optional `X-Container-Id` header, which
+/// the caller removes in any case.
 ///
-/// The sentences are those of the program that came before, because clients look for them.
+/// The messages are those of the predecessor of this program, because clients compare them.
 pub fn identify(
-    lookup: Lookup,
+    lookup: RegistrationLookup,
     claimed: Option<&str>,
     now: UnixMillis,
 ) -> Result<Identity, Denial> {
     let registration = match lookup {
-        Lookup::Found(registration) => registration,
-        Lookup::Unavailable => {
+        RegistrationLookup::Found(registration) => registration,
+        RegistrationLookup::Unavailable => {
             return Err(refuse(Reason::RegistryUnavailable, "Registry unavailable"));
         }
-        Lookup::NoPeer => {
+        RegistrationLookup::NoPeer => {
             return Err(refuse(
                 Reason::IdentityUnknown,
                 "Cannot determine client IP",
             ));
         }
-        Lookup::Unknown => return Err(refuse(Reason::IdentityUnknown, "Unknown source IP")),
+        RegistrationLookup::Unknown => {
+            return Err(refuse(Reason::IdentityUnknown, "Unknown source IP"));
+        }
     };
     if let Some(claimed) = claimed
         && claimed != registration.id.as_str()
     {
         return Err(refuse(Reason::IdentityMismatch, "Container ID mismatch")
-            .because(format!("registered is {}", registration.id)));
+            .with_evidence(format!("registered is {}", registration.id)));
     }
     if !registration.is_live(now) {
         return Err(refuse(
@@ -85,8 +87,8 @@ pub fn identify(
     Ok(Identity { registration })
 }
 
-fn refuse(reason: Reason, sentence: &str) -> Denial {
-    Denial::new(reason, "identity").saying(sentence)
+fn refuse(reason: Reason, message: &str) -> Denial {
+    Denial::new(reason, "identity").with_message(message)
 }
 
 #[cfg(test)]
@@ -95,8 +97,8 @@ mod tests {
     use super::*;
     use crate::registration::AuthMode;
 
-    fn found() -> Lookup {
-        Lookup::Found(Arc::new(Registration {
+    fn found() -> RegistrationLookup {
+        RegistrationLookup::Found(Arc::new(Registration {
             id: SandboxId::parse("box").unwrap(),
             ip: None,
             repos: Vec::new(),
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registered_peer_is_known_with_or_without_the_header() {
+    fn registered_peer_is_identified_with_or_without_header() {
         for claimed in [None, Some("box")] {
             let identity = identify(found(), claimed, UnixMillis::new(999)).unwrap();
             assert_eq!(identity.sandbox().as_str(), "box");
@@ -117,24 +119,24 @@ mod tests {
     }
 
     #[test]
-    fn everybody_else_hears_the_sentence_that_clients_look_for() {
-        for (lookup, claimed, now, reason, sentence) in [
+    fn unidentified_peer_is_refused_with_expected_message() {
+        for (lookup, claimed, now, reason, message) in [
             (
-                Lookup::Unavailable,
+                RegistrationLookup::Unavailable,
                 None,
                 0,
                 Reason::RegistryUnavailable,
                 "Registry unavailable",
             ),
             (
-                Lookup::NoPeer,
+                RegistrationLookup::NoPeer,
                 None,
                 0,
                 Reason::IdentityUnknown,
                 "Cannot determine client IP",
             ),
             (
-                Lookup::Unknown,
+                RegistrationLookup::Unknown,
                 Some("box"),
                 0,
                 Reason::IdentityUnknown,
@@ -177,7 +179,7 @@ mod tests {
             ),
         ] {
             let denial = identify(lookup, claimed, UnixMillis::new(now)).unwrap_err();
-            assert_eq!((denial.reason, denial.message.as_str()), (reason, sentence));
+            assert_eq!((denial.reason, denial.message.as_str()), (reason, message));
         }
     }
 }

@@ -1,18 +1,18 @@
-//! The vocabulary of Palisade, and every decision that needs nothing but its inputs.
+//! Shared types of Palisade, and all decisions that depend on their inputs alone.
 //!
-//! Higher crates gather facts, ask here, and act on the answer. What is here:
+//! Higher crates gather facts, call the decisions here, and act on the results. Modules:
 //!
-//! - **words**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
-//! - **spellings**, each normalised once, where it enters: [`host`], [`path`];
-//! - **changes**: [`redaction`], what a policy wants changed, by [`splice`], which touches nothing else;
-//! - **rules**: [`allowlist`] over [`endpoint`], [`override_header`] for what would get around them, [`github`] for its API, [`git_address`] and [`repository`] for git over HTTP, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
-//! - **ports**: [`ports`], what the planes need of the rest of the gate, as traits;
-//! - **arithmetic**: [`bucket`], [`window`], [`breaker`];
-//! - **proofs**, which the next stage demands: [`identity`], [`answer`], [`proof`].
+//! - **types**: [`id`], [`verdict`], [`reason`], [`registration`], [`audit`], [`clock`];
+//! - **normalisation** of input, done once, on entry: [`host`], [`path`];
+//! - **content changes**: [`redaction`] is what a policy wants changed, [`splice`] edits JSON text in place;
+//! - **rules**: [`allowlist`] with [`endpoint`], [`override_header`] for headers that bypass them, [`github`] for GitHub's API, [`git_address`] and [`repository`] for git over HTTP, [`refs`] and [`push`] for pushes, [`toolbox`] for tools, [`rego`] for the operator's own policies;
+//! - **ports**: [`ports`], the traits by which listeners reach the rest of the gate;
+//! - **rate limits and breakers**: [`bucket`], [`window`], [`breaker`];
+//! - **proofs** that the next stage requires: [`identity`], [`answer`], [`proof`].
 //!
-//! A rule that opens something must hold in every way the other side could read a request;
-//! a rule that closes something bites in any (`covers` and `touches`). What cannot be read
-//! in one way by everybody is refused.
+//! Servers can read the same request in different ways. An allow rule must match in all of these
+//! readings (`covers`), a deny rule takes effect if it matches in any of them (`touches`), and
+//! input with readings that rules cannot compare is refused.
 //!
 //! **Never here:** I/O, an async runtime, a lock, a clock or randomness. Time is a
 //! parameter ([`clock`]), so every decision can be replayed in a test.

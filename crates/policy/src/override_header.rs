@@ -1,32 +1,30 @@
-//! Headers by which some servers take a request for one of another method or another path.
+//! Override headers: headers by which some servers replace the method or path of a request.
 //!
-//! Rules are about the method and the path of the request line. A server that believes one
-//! of these headers carries out something else than what was judged, so a request with one
-//! of them does not pass where a rule restricts methods or paths.
+//! Rules are about the method and path of the request line. A server that honours one of these
+//! headers executes another request than the one that was checked, so a request with such a
+//! header is refused where a rule restricts methods or paths.
 //!
-//! **Refused, not removed.** Such a header changes what the client asks for: without it, a
-//! `POST` that means `PATCH` would be carried out as a `POST`, and neither side would know.
-//! A refusal names the header, and the client can send the request as what it is. Where no
-//! rule restricts methods or paths the headers pass as they are: Google's and Microsoft's
-//! clients use them in good faith.
+//! **Refused, not removed.** Without the header, a `POST` that means `PATCH` would be executed as
+//! a `POST`, and neither side would notice. The refusal names the header, so that the client can
+//! send the request with the real method and path. Where no rule restricts methods or paths the
+//! headers pass unchanged: clients of Google and Microsoft use them legitimately.
 //!
 //! **Not here:** overrides in the query or in a form (`_method` in Rails, Laravel and
-//! Symfony). Whether a server reads them is its own choice, and a form would have to be read.
+//! Symfony). They depend on the server's framework, and the gate would have to read the form.
 
-/// What a header overrides.
+/// The part of the request line that a header overrides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverrideHeader {
     /// The method.
     Method,
-    /// The path, all of it or how it begins.
+    /// The path, or its prefix.
     Path,
 }
 
-/// The known names, in lower case. Whose they are: OData and Microsoft (`x-http-method`),
-/// Google, Rails, Laravel, Express and Spring (`x-http-method-override`,
-/// `x-method-override`), IIS, Symfony and Zend (`x-original-url`, `x-rewrite-url`), and
-/// reverse proxies, whose word applications take for the request (`x-forwarded-…`,
-/// `x-original-…`, `x-envoy-…`, `x-script-name`).
+/// The known names, in lower case. They are used by OData and Microsoft (`x-http-method`),
+/// Google, Rails, Laravel, Express and Spring (`x-http-method-override`, `x-method-override`),
+/// IIS, Symfony and Zend (`x-original-url`, `x-rewrite-url`), and by reverse proxies that
+/// applications trust (`x-forwarded-…`, `x-original-…`, `x-envoy-…`, `x-script-name`).
 const NAMES: [(&str, OverrideHeader); 20] = [
     ("x-http-method-override", OverrideHeader::Method),
     ("x-http-method", OverrideHeader::Method),
@@ -50,11 +48,11 @@ const NAMES: [(&str, OverrideHeader); 20] = [
     ("x-script-name", OverrideHeader::Path),
 ];
 
-/// The header that `name` is to a server, with its usual name. CGI and all that came after it
-/// (WSGI, Rack, PHP) write every character but letters and digits as `_`, so that
+/// The usual name and kind of the override header `name`, if it is one. CGI and its successors
+/// (WSGI, Rack, PHP) replace all characters but letters and digits by `_`, so that
 /// `X_HTTP_Method.Override` is the same header to them.
 pub fn find(name: &[u8]) -> Option<(&'static str, OverrideHeader)> {
-    // Nearly every header ends here.
+    // Fast path for nearly all headers.
     if !matches!(name.first(), Some(b'x' | b'X')) {
         return None;
     }
@@ -74,7 +72,7 @@ mod tests {
 
     // Issue 14, number 5.
     #[test]
-    fn override_headers_are_found_in_any_spelling_a_server_takes() {
+    fn override_header_is_found_in_every_spelling_servers_accept() {
         for (name, usual, kind) in [
             (
                 "x-http-method-override",
@@ -110,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn other_headers_are_no_override_headers() {
+    fn other_header_is_not_an_override_header() {
         for name in [
             "",
             "x",

@@ -1,40 +1,39 @@
-//! Request paths, in the one spelling that is compared with rules and then sent.
+//! Request paths, normalised before they are compared with rules and sent.
 //!
 //! ```text
-//! raw target ──parse──▶ text  (decoded once)    ──▶ rules look at this
-//!                  └──▶ wire  (encoded again)   ──▶ the upstream receives this
+//! raw target ──parse──▶ text  (decoded once)    ──▶ compared with rules
+//!                  └──▶ wire  (encoded again)   ──▶ sent to the upstream
 //! ```
 //!
-//! Servers do not agree on every path, and a rule is only worth something if it holds for
-//! the server that will answer. Where one spelling is read in one way by everybody, it is
-//! normalised; where it could climb, hide or change what a rule saw, it is refused. Two
-//! disagreements are in daily use and stay, as readings: an encoded slash may
-//! be a separator or a character, and a path parameter (`;v=1`) may be part of its segment
-//! or dropped. Where the order of the two would matter (`/a;x%2Fb`), or where only some
-//! semicolons would count (`/a;x/b%3Bc`), there are more readings than rules can be asked
-//! about, and the path is refused.
+//! Servers interpret some paths differently, and a rule must hold for the server that receives the
+//! request. A path that all servers interpret alike is normalised; a path that could leave its
+//! root or hide segments from a rule is refused. Two differences are in common use and are kept as
+//! readings: an encoded slash may be a separator or a character, and a path parameter (`;v=1`) may
+//! be part of its segment or dropped. Where the order of the two would matter (`/a;x%2Fb`), or
+//! where only some semicolons would count (`/a;x/b%3Bc`), there are more readings than rules are
+//! compared with, and the path is refused.
 
-/// The path and query of a request target, checked and normalised.
+/// The path and query of a request target, validated and normalised.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct CleanPath {
     /// `path` or `path?query`, as it is sent.
     target: Box<str>,
-    /// Where the path ends in `target`.
+    /// Length of the path in `target`.
     path_len: usize,
-    /// The path decoded, where that differs. Encoded slashes are slashes here, too.
+    /// The decoded path, if it differs. Encoded slashes are slashes here, too.
     decoded: Option<Box<str>>,
-    /// Which slashes of `decoded` were encoded.
+    /// Positions of the slashes of `decoded` that were encoded.
     encoded_slashes: Box<[usize]>,
-    /// Whether the text holds a `;`.
+    /// Whether the text contains a `;`.
     has_parameters: bool,
     /// Whether the text ends in a slash.
     has_trailing_slash: bool,
 }
 
-/// What is wrong with a path.
+/// Why a path is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPath {
-    /// `*`, a URL, or nothing.
+    /// `*`, a URL, or empty.
     #[error("a path must start with '/'")]
     NotAbsolute,
     /// `#`.
@@ -74,9 +73,9 @@ pub enum BadPath {
     MixedParameters,
 }
 
-/// One of the ways in which a server may read a path.
+/// One of the ways in which a server may interpret a path.
 ///
-/// An allow rule must hold in all of them, a deny rule bites in any.
+/// An allow rule must match in all readings, a deny rule takes effect if it matches in any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
     /// An encoded slash separates segments.
@@ -86,13 +85,13 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// The literal one, in which an encoded slash is a character.
+    /// The literal reading, in which an encoded slash is a character.
     pub(crate) const LITERAL: Reading = Reading {
         split: false,
         bare: false,
     };
 
-    /// All of them, the literal one first.
+    /// All readings, the literal one first.
     pub(crate) const ALL: [Reading; 4] = [
         Reading::LITERAL,
         Reading {
@@ -111,10 +110,10 @@ impl Reading {
 }
 
 impl CleanPath {
-    /// Checks and normalises the path and query of a request target (origin form).
+    /// Validates and normalises the path and query of a request target (origin form).
     ///
     /// The path is decoded exactly once, `//` becomes `/`, and dot segments are resolved.
-    /// The query is kept as it came: no rule looks at it.
+    /// The query is not changed: no rule depends on it.
     pub fn parse(target: &str) -> Result<Self, BadPath> {
         let (path, query) = match target.split_once('?') {
             Some((path, query)) => (path, Some(query)),
@@ -135,18 +134,18 @@ impl CleanPath {
                 has_trailing_slash: path.ends_with('/'),
             });
         }
-        let mut draft = Draft::with_capacity(target.len());
+        let mut builder = PathBuilder::with_capacity(target.len());
         for segment in segments.split('/') {
-            draft.push(segment)?;
+            builder.push(segment)?;
         }
-        draft.finish(query)
+        builder.finish(query)
     }
 
-    /// The path as it is sent, without the query: upper case hexadecimal digits, nothing
-    /// encoded that need not be.
+    /// The path as it is sent, without the query: with upper case hexadecimal digits, and without
+    /// unnecessary encoding.
     ///
-    /// A reserved character stays encoded or not, as the client wrote it: to RFC 3986
-    /// (2.2) `:` and `%3A` differ, and signatures over the path rely on it.
+    /// A reserved character stays encoded or not, as the client sent it: `:` and `%3A` differ
+    /// (RFC 3986, 2.2), and signatures over the path depend on it.
     pub fn wire(&self) -> &str {
         self.target.get(..self.path_len).unwrap_or(&self.target)
     }
@@ -161,7 +160,7 @@ impl CleanPath {
         &self.target
     }
 
-    /// The path decoded. An encoded slash is a slash here: ask
+    /// The decoded path. An encoded slash is a slash here: check
     /// [`has_encoded_slash`](Self::has_encoded_slash) before relying on a segment.
     pub fn text(&self) -> &str {
         self.decoded.as_deref().unwrap_or_else(|| self.wire())
@@ -177,24 +176,24 @@ impl CleanPath {
         })
     }
 
-    /// Whether the path ends in a slash. The root does.
+    /// Whether the path ends in a slash, as the root does.
     pub fn has_trailing_slash(&self) -> bool {
         self.has_trailing_slash
     }
 
-    /// Whether a slash was encoded.
+    /// Whether the path contains an encoded slash.
     pub fn has_encoded_slash(&self) -> bool {
         !self.encoded_slashes.is_empty()
     }
 
-    /// Whether every server reads it in the same way.
+    /// Whether all servers interpret the path alike.
     pub(crate) fn has_one_reading(&self) -> bool {
         self.encoded_slashes.is_empty() && !self.has_parameters
     }
 
-    /// The segment that starts at `at` (zero for the first), and where the next one does.
+    /// The segment at offset `at` (zero for the first), and the offset of the next one.
     pub(crate) fn segment_at(&self, at: usize, reading: Reading) -> Option<(&str, usize)> {
-        // Between the first slash and the last, if there is one.
+        // The text between the first slash and a trailing one.
         let text = self.text();
         let end = text.len() - usize::from(self.has_trailing_slash);
         let rest = text.get(1 + at..end).filter(|_| end > 1)?;
@@ -216,20 +215,20 @@ impl CleanPath {
 
 impl std::fmt::Debug for CleanPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // A query may carry a token, and whoever prints a permit did not ask for it.
+        // A query may contain a token, which must not appear in logs.
         let mark = if self.query().is_some() { "?…" } else { "" };
         write!(f, "CleanPath(\"{}{mark}\")", self.wire())
     }
 }
 
-/// The path without its query: what may be shown and written down.
+/// Formats the path without its query, which must not appear in logs and records.
 impl std::fmt::Display for CleanPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.wire())
     }
 }
 
-/// Whether nothing has to be done to a path. Most are written so.
+/// Whether a path is normalised already. This is the fast path for most requests.
 fn is_clean(path: &str) -> bool {
     let Some(body) = path.strip_prefix('/') else {
         return false;
@@ -240,20 +239,20 @@ fn is_clean(path: &str) -> bool {
             .unwrap_or(body)
             .as_bytes()
             .split(|b| *b == b'/')
-            .all(|segment| segment.iter().all(|b| is_plain(*b)) && !vanishes(segment))
+            .all(|segment| segment.iter().all(|b| is_plain(*b)) && !is_empty_or_dot(segment))
 }
 
-/// A path on its way through [`CleanPath::parse`].
-struct Draft {
+/// A path under construction in [`CleanPath::parse`].
+struct PathBuilder {
     wire: Vec<u8>,
     text: Vec<u8>,
     encoded_slashes: Vec<usize>,
-    /// Whether the last segment was empty or a dot segment, which both mean 'the
-    /// directory', with a slash at the end.
+    /// Whether the last segment was empty or a dot segment; both mean a directory, with a slash
+    /// at the end.
     ends_in_slash: bool,
 }
 
-impl Draft {
+impl PathBuilder {
     fn with_capacity(len: usize) -> Self {
         Self {
             wire: Vec::with_capacity(len),
@@ -294,7 +293,9 @@ impl Draft {
             return Err(BadPath::DoubleEncoded);
         }
         if has_encoded_slash {
-            if segment.split(|b| *b == b'/').any(vanishes) || hides_a_slash(segment) {
+            if segment.split(|b| *b == b'/').any(is_empty_or_dot)
+                || has_slash_in_parameters(segment)
+            {
                 return Err(BadPath::EncodedSlash);
             }
             self.ends_in_slash = false;
@@ -302,7 +303,7 @@ impl Draft {
         }
         self.ends_in_slash = matches!(segment, b"" | b"." | b"..");
         if !self.ends_in_slash {
-            return if vanishes(segment) {
+            return if is_empty_or_dot(segment) {
                 Err(BadPath::HiddenSegment)
             } else {
                 Ok(())
@@ -314,9 +315,9 @@ impl Draft {
         if climbs { self.pop() } else { Ok(()) }
     }
 
-    /// Takes the last segment off again.
+    /// Removes the last segment.
     fn pop(&mut self) -> Result<(), BadPath> {
-        // In the wire form an encoded slash is `%2F`, so the last slash is the one.
+        // In the wire form an encoded slash is `%2F`, so the last slash is a separator.
         let at = self.wire.iter().rposition(|b| *b == b'/');
         self.wire.truncate(at.ok_or(BadPath::AboveRoot)?);
         while let Some(at) = self.text.iter().rposition(|b| *b == b'/') {
@@ -330,14 +331,14 @@ impl Draft {
         Ok(())
     }
 
-    /// Closes the path and adds the query.
+    /// Completes the path and adds the query.
     fn finish(mut self, query: Option<&str>) -> Result<CleanPath, BadPath> {
         if self.ends_in_slash {
             self.wire.push(b'/');
             self.text.push(b'/');
         }
         let text = String::from_utf8(self.text).map_err(|_| BadPath::NotUtf8)?;
-        // ASCII ones were caught on the way; these are U+0080 to U+009F.
+        // ASCII control characters were rejected before; these are U+0080 to U+009F.
         if !text.is_ascii() && text.chars().any(char::is_control) {
             return Err(BadPath::Control);
         }
@@ -363,7 +364,7 @@ impl Draft {
     }
 }
 
-/// One byte of a path, and whether it came as `%XX`.
+/// One decoded byte of a path, and whether it was encoded as `%XX`.
 #[derive(Clone, Copy)]
 pub(crate) struct Unit {
     pub(crate) byte: u8,
@@ -381,12 +382,12 @@ impl Unit {
     }
 }
 
-/// What RFC 3986 never wants encoded.
+/// Unreserved characters of RFC 3986, which are never encoded.
 const fn is_unreserved(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }
 
-/// What may stand in a segment as it is.
+/// Characters that are allowed in a segment without encoding.
 const fn is_plain(byte: u8) -> bool {
     is_unreserved(byte)
         || matches!(
@@ -406,9 +407,9 @@ const fn is_plain(byte: u8) -> bool {
         )
 }
 
-/// Decodes the first byte of `raw` and gives what comes after it.
+/// Decodes the first byte of `raw`, and returns it with the rest.
 ///
-/// A `/` it returns was encoded: raw ones separate segments and never get here.
+/// A returned `/` was encoded: raw slashes separate segments and are never passed here.
 pub(crate) fn next_unit(raw: &[u8]) -> Result<Option<(Unit, &[u8])>, BadPath> {
     let (unit, rest) = match raw {
         [] => return Ok(None),
@@ -451,21 +452,21 @@ pub(crate) fn is_encoded_again(text: &[u8]) -> bool {
     })
 }
 
-/// Whether a server that drops parameters is left with an empty or dot segment.
-pub(crate) fn vanishes(segment: &[u8]) -> bool {
+/// Whether the segment without its parameters is empty or a dot segment.
+pub(crate) fn is_empty_or_dot(segment: &[u8]) -> bool {
     let bare = segment.split(|b| *b == b';').next().unwrap_or(segment);
     matches!(bare, b"" | b"." | b"..")
 }
 
-/// Whether a slash inside a decoded segment comes after a `;`: a server that drops
-/// parameters first never sees it, one that splits first does.
-pub(crate) fn hides_a_slash(segment: &[u8]) -> bool {
+/// Whether a decoded segment contains a slash after a `;`. Servers that drop parameters before
+/// they split the path do not see the slash, others do.
+pub(crate) fn has_slash_in_parameters(segment: &[u8]) -> bool {
     let mut bytes = segment.iter().skip_while(|b| **b != b';');
     bytes.any(|b| *b == b'/')
 }
 
-/// Whether an encoded path holds `;` in both spellings: a server that looks for parameters
-/// before it decodes drops one of them and keeps the other.
+/// Whether an encoded path contains both `;` and `%3B`: a server that drops parameters before it
+/// decodes the path drops only one of them.
 pub(crate) fn has_mixed_parameters(encoded: &[u8]) -> bool {
     encoded.contains(&b';')
         && encoded
@@ -497,8 +498,9 @@ fn check_query(query: &str) -> Result<(), BadPath> {
     Ok(())
 }
 
-/// For a fuzzer: what is sent reads as what was checked, and nothing in it climbs or hides.
-pub fn exercise(text: &str) {
+/// Fuzzing entry point: the wire form parses to the same path, and the decoded path contains no
+/// dot segments, backslashes or control characters.
+pub fn fuzz_check(text: &str) {
     let Ok(path) = CleanPath::parse(text) else {
         return;
     };

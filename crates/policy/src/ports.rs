@@ -1,4 +1,4 @@
-//! What the planes need of the rest of the gate, as traits. The binary wires them.
+//! Ports: traits by which the listeners use the rest of the gate. The binary implements them.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -10,46 +10,46 @@ use http_body_util::combinators::UnsyncBoxBody;
 
 use crate::audit::AuditEvent;
 use crate::id::{RequestId, SandboxId};
-use crate::identity::Lookup;
-use crate::push::{Case, Findings};
+use crate::identity::RegistrationLookup;
+use crate::push::{Findings, PushContext};
 use crate::verdict::Denial;
 
-/// Why a body ended before its time.
+/// The error that ended a body early.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of a message that streams, whatever is behind it.
-pub type Content = UnsyncBoxBody<Bytes, BodyError>;
+/// The streaming body of a request or response.
+pub type MessageBody = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Who is registered. Asked for every request, so the answer is in memory.
+/// The registry of sandboxes and containers. It is queried for every request, so implementations
+/// answer from memory.
 pub trait Registry: Send + Sync + 'static {
-    /// The row of one id.
-    fn by_id(&self, id: &SandboxId) -> Lookup;
+    /// Looks up a registration by id.
+    fn by_id(&self, id: &SandboxId) -> RegistrationLookup;
 
-    /// The row of a source address.
-    fn by_ip(&self, ip: IpAddr) -> Lookup;
+    /// Looks up a registration by source address.
+    fn by_ip(&self, ip: IpAddr) -> RegistrationLookup;
 
-    /// This row has expired: it may go.
+    /// Reports that a registration has expired, so that the registry may remove it.
     fn expired(&self, id: &SandboxId);
 }
 
-/// Takes audit events.
+/// Records audit events.
 #[async_trait]
 pub trait AuditSink: Send + Sync + 'static {
-    /// Takes an event, unless its sandbox's queue is full: then it comes back.
+    /// Queues an event; returns it if the queue of its sandbox is full.
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>>;
 
-    /// Takes an event, and waits while its sandbox's queue is full.
+    /// Queues an event; waits while the queue of its sandbox is full.
     async fn record(&self, event: Box<AuditEvent>);
 
-    /// Takes an event, and returns when it is on disk.
-    async fn keep(&self, event: Box<AuditEvent>);
+    /// Records an event and returns once it is on disk.
+    async fn record_durably(&self, event: Box<AuditEvent>);
 }
 
-/// The audit log as traffic reads it.
+/// Read access to the audit log for listeners.
 #[async_trait]
-pub trait AuditLog: AuditSink {
-    /// The events of `sandbox` that are no traffic, the oldest first; none where they cannot be
-    /// read.
+pub trait AuditReader: AuditSink {
+    /// The events of `sandbox` that are not traffic, oldest first; none if they cannot be read.
     async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>>;
 
     /// The event about a request of `sandbox`.
@@ -59,12 +59,12 @@ pub trait AuditLog: AuditSink {
 /// Reads the objects of a push.
 #[async_trait]
 pub trait PackReader: Send + Sync + 'static {
-    /// Reads what a push adds, or returns the refusal of a push that cannot be read. There is no
-    /// pack where everything is a deletion. `bases` are packs of what upstream has, as far as
-    /// they were needed and obtained.
+    /// Reads the objects that a push adds, or refuses a push that cannot be read. A push of
+    /// deletions only has no pack. `bases` are packs of objects that upstream has, as far as they
+    /// were needed and obtained.
     async fn read(
         &self,
-        case: &Case,
+        case: &PushContext,
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial>;
@@ -73,9 +73,9 @@ pub trait PackReader: Send + Sync + 'static {
 /// The pack of a push.
 #[derive(Debug)]
 pub struct Pack {
-    /// The file that holds it, to its end. Its position means nothing.
+    /// The file that contains the pack, up to the end of the file. The file position is unused.
     pub file: File,
-    /// Where the pack begins.
+    /// The offset at which the pack starts.
     pub at: u64,
 }
 
@@ -83,12 +83,16 @@ pub struct Pack {
 #[async_trait]
 pub trait ToolServer: Send + Sync + 'static {
     /// Answers a request of `sandbox` for `/mcp/…`.
-    async fn answer(&self, sandbox: &SandboxId, request: Request<Content>) -> Response<Content>;
+    async fn answer(
+        &self,
+        sandbox: &SandboxId,
+        request: Request<MessageBody>,
+    ) -> Response<MessageBody>;
 }
 
 /// Finds the program that owns a socket.
 #[async_trait]
 pub trait SocketOwner: Send + Sync + 'static {
-    /// The executable inside `sandbox` whose socket has these ends, where that is certain.
+    /// The executable inside `sandbox` that owns the socket from `from` to `to`, if it is certain.
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String>;
 }

@@ -1,29 +1,28 @@
-//! A request's way through the gate, as types.
+//! The stages of a request through the gate, as types.
 //!
 //! ```text
 //! Identified ──admit(Pass, A)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
 //! ```
 //!
-//! Each stage takes what only the check before it can make, so forgetting a check does not
-//! compile, and credentials are added to a [`Cleared`] request and nothing else.
+//! Each stage takes a value that only the check before it can create, so code that skips a check
+//! does not compile, and credentials are added to a [`Cleared`] request only.
 //!
-//! **What is proved:** every check was made, in this order; a pass, a ticket, a permit and
-//! a clearance serve one request each; the permit was judged for the sandbox that sends
-//! (looked at when it is joined, and refused otherwise); a ticket counts on its own
-//! [`Breaker`](crate::breaker::Breaker) and on no other.
+//! **What is proved:** every check was made, in this order; a pass, a ticket, a permit and a
+//! clearance are used for one request each; the permit was issued for the sandbox that sends
+//! (checked at run time by `permit`); a ticket affects only its own
+//! [`Breaker`](crate::breaker::Breaker).
 //!
-//! **What is not:** that a check was made *for this request*. A [`Pass`] is a token of some
-//! bucket and a [`Ticket`] of some breaker, not necessarily those of this sandbox and
-//! upstream; a [`Clearance`] is built from whatever verdicts its caller had; and the
-//! request `R` is opaque, so that nothing here ties it to the permit's target. The one
-//! function that runs the stages holds that together, by sending to the permit's target
-//! and building the request anew from it. [`Clearance::nothing_configured`] can be said by
-//! anybody: it is there to be searched for.
+//! **What is not proved:** that a check was made *for this request*. A [`RateLimitPass`] is from some
+//! bucket and a [`Ticket`](crate::breaker::Ticket) from some breaker, not necessarily those of
+//! this sandbox and upstream; a [`Clearance`] is built from the verdicts that the caller passes;
+//! and the request `R` is opaque, so nothing here ties it to the permit's target. The function
+//! that runs the stages is responsible for that: it sends to the permit's target and builds the
+//! request from it. Any code can call [`Clearance::nothing_configured`]; its name makes such
+//! calls easy to find.
 //!
-//! The admission `A` holds the breaker's [`Ticket`](crate::breaker::Ticket) and settles it as
-//! abandoned when it is dropped, so that a refusal needs no step of its own. A request that has
-//! to wait for an answer gives its admission back and keeps the token it has paid
-//! (`release`).
+//! The admission `A` contains the breaker's [`Ticket`](crate::breaker::Ticket) and settles it as
+//! abandoned when it is dropped, so that a refusal needs no extra step. A request that waits for
+//! an approval returns its admission and keeps the rate limit token (`release`).
 //!
 //! ```
 //! use policy::{allowlist::Permit, bucket::Pass, identity::Identity, proof::*};
@@ -74,47 +73,47 @@
 //! ```
 
 use crate::allowlist::Permit;
-use crate::bucket::Pass;
+use crate::bucket::RateLimitPass;
 use crate::identity::Identity;
 use crate::reason::Reason;
 use crate::verdict::{Denial, RuleName, Verdict};
 
 /// A request whose sender is known.
-#[must_use = "a request goes on or is refused"]
+#[must_use = "a request is passed to the next stage or refused"]
 #[derive(Debug)]
 pub struct Identified<R> {
     request: R,
     identity: Identity,
 }
 
-/// A request that the rate limit and the breaker let in.
-#[must_use = "a request goes on or is refused"]
+/// A request that the rate limit and the breaker admitted.
+#[must_use = "a request is passed to the next stage or refused"]
 #[derive(Debug)]
 pub struct Admitted<R, A> {
     request: R,
     identity: Identity,
-    pass: Pass,
+    pass: RateLimitPass,
     admission: A,
 }
 
-/// A request that policy allows.
-#[must_use = "a request goes on or is refused"]
+/// A request that the policy allows.
+#[must_use = "a request is passed to the next stage or refused"]
 #[derive(Debug)]
 pub struct Permitted<R, A> {
     request: R,
     identity: Identity,
-    pass: Pass,
+    pass: RateLimitPass,
     admission: A,
     permit: Permit,
 }
 
-/// A request whose content was checked. Only this may receive a credential and leave.
-#[must_use = "a request goes on or is refused"]
+/// A request whose content was checked. Only this may receive a credential and be sent.
+#[must_use = "a request is passed to the next stage or refused"]
 #[derive(Debug)]
 pub struct Cleared<R, A> {
     request: R,
     identity: Identity,
-    pass: Pass,
+    pass: RateLimitPass,
     admission: A,
     permit: Permit,
     clearance: Clearance,
@@ -136,8 +135,8 @@ impl<R> Identified<R> {
         &self.identity
     }
 
-    /// Lets it in: a token was taken and the breaker asked.
-    pub fn admit<A>(self, pass: Pass, admission: A) -> Admitted<R, A> {
+    /// Admits the request: a token was taken, and the breaker admitted it.
+    pub fn admit<A>(self, pass: RateLimitPass, admission: A) -> Admitted<R, A> {
         Admitted {
             request: self.request,
             identity: self.identity,
@@ -147,12 +146,12 @@ impl<R> Identified<R> {
     }
 }
 
-/// A permit that was judged for another sandbox, and the request it was meant for.
+/// A permit was issued for another sandbox than the sender of the request.
 #[derive(Debug)]
-pub struct Misused<R, A> {
-    /// What to answer.
+pub struct PermitMismatch<R, A> {
+    /// The refusal.
     pub denial: Denial,
-    /// The request, as far as it came.
+    /// The request in its previous stage.
     pub request: Admitted<R, A>,
 }
 
@@ -167,16 +166,16 @@ impl<R, A> Admitted<R, A> {
         &self.identity
     }
 
-    /// Joins it with the permit for its target. A permit that was judged by the rules of
-    /// another sandbox is refused: the fault is ours, and it must not open a door.
-    pub fn permit(self, permit: Permit) -> Result<Permitted<R, A>, Misused<R, A>> {
-        let judged_for = &permit.target().sandbox;
-        if judged_for != self.identity.sandbox() {
-            let denial = Denial::new(Reason::Internal, "proof:permit").because(format!(
-                "a permit for {judged_for} was used for {}",
+    /// Adds the permit for the request's target. A permit for another sandbox is refused: that is
+    /// a bug of the gate, and must not allow the request.
+    pub fn permit(self, permit: Permit) -> Result<Permitted<R, A>, PermitMismatch<R, A>> {
+        let permit_sandbox = &permit.target().sandbox;
+        if permit_sandbox != self.identity.sandbox() {
+            let denial = Denial::new(Reason::Internal, "proof:permit").with_evidence(format!(
+                "a permit for {permit_sandbox} was used for {}",
                 self.identity.sandbox()
             ));
-            return Err(Misused {
+            return Err(PermitMismatch {
                 denial,
                 request: self,
             });
@@ -191,11 +190,11 @@ impl<R, A> Admitted<R, A> {
     }
 
     /// Gives the admission back, and keeps the request with the token it has paid.
-    pub fn release(self) -> (R, Pass) {
+    pub fn release(self) -> (R, RateLimitPass) {
         (self.request, self.pass)
     }
 
-    /// The admission of what passes unread, for which there is no permit.
+    /// The admission, for a connection that passes unread and has no permit.
     pub fn into_admission(self) -> A {
         self.admission
     }
@@ -222,7 +221,7 @@ impl<R, A> Permitted<R, A> {
         &self.permit
     }
 
-    /// Joins it with the result of the content checks.
+    /// Adds the result of the content checks.
     pub fn clear(self, clearance: Clearance) -> Cleared<R, A> {
         Cleared {
             request: self.request,
@@ -235,25 +234,25 @@ impl<R, A> Permitted<R, A> {
     }
 
     /// Gives the admission back, and keeps the request with the token it has paid.
-    pub fn release(self) -> (R, Pass) {
+    pub fn release(self) -> (R, RateLimitPass) {
         (self.request, self.pass)
     }
 }
 
-/// What is left of a [`Cleared`] request once it is sent.
+/// The parts of a [`Cleared`] request.
 #[derive(Debug)]
 pub struct Parts<R, A> {
     /// The request.
     pub request: R,
     /// Its sender.
     pub identity: Identity,
-    /// The token it has paid.
-    pub pass: Pass,
-    /// The breaker's part, to be settled.
+    /// The rate limit token.
+    pub pass: RateLimitPass,
+    /// The admission, to be settled with the outcome.
     pub admission: A,
-    /// What was allowed: the target to dial and to send.
+    /// The permit with the target of the request.
     pub permit: Permit,
-    /// What the content checks said.
+    /// The result of the content checks.
     pub clearance: Clearance,
 }
 
@@ -278,12 +277,12 @@ impl<R, A> Cleared<R, A> {
         &self.permit
     }
 
-    /// What the content checks said.
+    /// The result of the content checks.
     pub fn clearance(&self) -> &Clearance {
         &self.clearance
     }
 
-    /// Takes it apart, to send it.
+    /// Splits the request into its parts, for sending.
     pub fn into_parts(self) -> Parts<R, A> {
         Parts {
             request: self.request,
@@ -301,7 +300,7 @@ impl<R, A> Cleared<R, A> {
 /// ```compile_fail,E0451
 /// let clearance = policy::proof::Clearance { checks: 1, modified_by: Vec::new() };
 /// ```
-#[must_use = "a clearance is only worth something to the stage that demands it"]
+#[must_use = "a clearance is required by the next stage"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Clearance {
     checks: usize,
@@ -309,14 +308,13 @@ pub struct Clearance {
 }
 
 impl Clearance {
-    /// Clears content that every check allowed or changed; the first other verdict comes
-    /// back. No verdicts clear nothing: a loop that ran over an empty list is a mistake,
-    /// and a gate without checks says so with
-    /// [`nothing_configured`](Self::nothing_configured).
+    /// Clears content that every check allowed or changed; otherwise returns the first other
+    /// verdict. An empty list is refused, because it is probably a bug: a gate without checks
+    /// calls [`nothing_configured`](Self::nothing_configured).
     pub fn from_checks(verdicts: &[Verdict]) -> Result<Self, Verdict> {
         if verdicts.is_empty() {
             let denial = Denial::new(Reason::Internal, "proof:clearance");
-            return Err(denial.because("no content check was made").into());
+            return Err(denial.with_evidence("no content check was made").into());
         }
         let mut modified_by = Vec::new();
         for verdict in verdicts {
@@ -332,7 +330,8 @@ impl Clearance {
         })
     }
 
-    /// No check is configured for this content. Audit tells it apart from 'checked'.
+    /// The clearance of content for which no check is configured. Audit records distinguish it
+    /// from checked content.
     pub fn nothing_configured() -> Self {
         Self {
             checks: 0,
@@ -345,7 +344,7 @@ impl Clearance {
         self.checks > 0
     }
 
-    /// The rules that had the content changed.
+    /// The rules that changed the content.
     pub fn modified_by(&self) -> &[RuleName] {
         &self.modified_by
     }
@@ -357,13 +356,13 @@ mod tests {
 
     use super::*;
     use crate::allowlist::{Allowlist, HostRule, Target};
-    use crate::breaker::{Breaker, BreakerConfig, Outcome, Ticket};
+    use crate::breaker::{Breaker, BreakerConfig, Ticket, UpstreamOutcome};
     use crate::bucket::{Rate, TokenBucket};
     use crate::clock::{Tick, UnixMillis};
     use crate::endpoint::Method;
     use crate::host::{Host, HostPattern};
     use crate::id::SandboxId;
-    use crate::identity::{Lookup, identify};
+    use crate::identity::{RegistrationLookup, identify};
     use crate::path::CleanPath;
     use crate::registration::{AuthMode, Registration};
     use crate::verdict::{Edits, Grant, Modification, Question};
@@ -378,7 +377,12 @@ mod tests {
             expires: UnixMillis::new(1),
             metadata: serde_json::Map::new(),
         };
-        identify(Lookup::Found(Arc::new(row)), None, UnixMillis::new(0)).unwrap()
+        identify(
+            RegistrationLookup::Found(Arc::new(row)),
+            None,
+            UnixMillis::new(0),
+        )
+        .unwrap()
     }
 
     fn admitted(id: &str) -> Admitted<&'static str, Ticket> {
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_passed_every_stage_carries_every_proof() {
+    fn request_after_all_stages_has_all_proofs() {
         let permitted = admitted("a").permit(permit("a")).unwrap();
         let cleared = permitted.clear(Clearance::nothing_configured());
         assert_eq!(cleared.request(), &"request");
@@ -412,17 +416,17 @@ mod tests {
         assert!(!cleared.clearance().is_checked());
         let parts = cleared.into_parts();
         assert_eq!(parts.permit.target().port, 443);
-        // A breaker it was not drawn from takes no notice of it.
+        // Another breaker ignores the ticket.
         Breaker::new(0).settle(
             &BreakerConfig::default(),
             parts.admission,
-            Outcome::Success,
+            UpstreamOutcome::Success,
             Tick::default(),
         );
     }
 
     #[test]
-    fn a_permit_for_another_sandbox_is_refused_and_the_request_comes_back() {
+    fn permit_for_another_sandbox_is_refused_and_request_returned() {
         let misused = admitted("a").permit(permit("b")).unwrap_err();
         assert_eq!(misused.denial.reason, Reason::Internal);
         let (request, _pass) = misused.request.release();
@@ -430,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn only_checks_that_all_agree_clear_content() {
+    fn content_is_cleared_only_if_every_check_allows() {
         let allow = Verdict::Allow {
             rule: "scan".into(),
         };

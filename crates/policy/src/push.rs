@@ -1,15 +1,16 @@
-//! A push on its way to a verdict: what whoever reads its pack is told, and what it says.
+//! Push rules, and the messages between the gate and the pack reader process.
 //!
 //! ```text
-//!   gate                                   judging child (no key, few system calls)
-//!     │ ── Case, pack, what upstream has ────▶ │ indexes the pack apart from everything
+//!   gate                                   pack reader (no credentials, few system calls)
+//!     │ ── Case, pack, upstream's objects ───▶ │ indexes the pack in isolation
 //!     │                                        │ reads every object the push adds
 //!     │ ◀──────────────────────── Findings ─── │
-//!     │ decides, with the rules for refs
+//!     │ decides, with the ref rules
 //! ```
 //!
-//! The child finds; it decides nothing. A pack that subverts it can make it lie about that
-//! pack and about nothing else: the child holds no key, and the rules for refs do not ask it.
+//! The pack reader only reports findings; the gate decides. A pack that exploits a bug of the pack
+//! reader can falsify the findings about that pack only: the pack reader has no credentials, and
+//! the ref rules do not depend on it.
 
 use std::num::{NonZeroU32, NonZeroU64};
 
@@ -21,7 +22,7 @@ use crate::refs::{ObjectId, RefFacts, RefRules, RefUpdate};
 use crate::registration::{MAX_RECEIVE_PACK_BYTES, Repo};
 use crate::verdict::Denial;
 
-/// How a repository names its objects.
+/// The hash function of a repository's object ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectFormat {
@@ -32,62 +33,61 @@ pub enum ObjectFormat {
     Sha256,
 }
 
-/// What a push asks for.
+/// A push and the checks that it needs, as the pack reader receives them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Case {
-    /// How its objects are named.
+pub struct PushContext {
+    /// The hash function of its object ids.
     pub format: ObjectFormat,
     /// The commands, in their order.
     pub updates: Vec<RefUpdate>,
-    /// The push options, as they came.
+    /// The push options, unchanged.
     pub options: Vec<Vec<u8>>,
-    /// Where upstream's default branch is, where that is known.
+    /// The commit of upstream's default branch, if it is known.
     pub default_tip: Option<ObjectId>,
-    /// Paths a push may not change, without a slash at either end. A directory stands for
+    /// Paths that a push must not change, without a slash at either end. A directory includes
     /// everything below it.
     pub restricted: Vec<String>,
-    /// Whether anybody wants to know of secrets.
+    /// Whether to scan for secrets.
     pub scan: bool,
 }
 
-/// What was found in a push.
+/// The findings of the pack reader about a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Findings {
-    /// How many objects the push adds.
+    /// The number of objects that the push adds.
     pub objects: u64,
-    /// The first secrets, at most [`MOST_SIGHTINGS`].
-    pub secrets: Vec<Sighting>,
-    /// Whether there were more.
+    /// The first secrets, at most [`MAX_SECRET_FINDINGS`].
+    pub secrets: Vec<SecretFinding>,
+    /// Whether there were more secrets.
     pub more_secrets: bool,
-    /// What the push does to restricted paths.
-    pub restricted: Restricted,
-    /// For each update, whether `new` descends from `old`; none where the old history is
-    /// not here.
+    /// Whether the push changes restricted paths.
+    pub restricted: RestrictedPathChange,
+    /// For each update, whether `new` descends from `old`; none if the old history is not known.
     pub fast_forward: Vec<Option<bool>>,
 }
 
 impl Findings {
-    /// The refusal of what it does to restricted paths. No path is named.
+    /// The refusal of a change of restricted paths. It does not name the paths.
     pub fn path_denial(&self) -> Option<Denial> {
-        let says = match self.restricted {
-            Restricted::Untouched => return None,
-            Restricted::Changed => {
+        let message = match self.restricted {
+            RestrictedPathChange::Untouched => return None,
+            RestrictedPathChange::Changed => {
                 "The push changes files that only the operator changes, such as workflows. Leave \
                  them as they are upstream in every commit, or ask the operator."
             }
-            Restricted::Unknown => {
+            RestrictedPathChange::Unknown => {
                 "Whether the push changes files that only the operator changes, such as \
-                 workflows, cannot be told: what upstream has is not known here. Start from the \
-                 default branch as it is now, or ask the operator."
+                 workflows, cannot be told: upstream's version of them is not known. Start from \
+                 the current default branch, or ask the operator."
             }
         };
-        Some(Denial::new(Reason::GitPath, "git:restricted-paths").saying(says))
+        Some(Denial::new(Reason::GitPath, "git:restricted-paths").with_message(message))
     }
 
-    /// The refusals of its secrets, one for each rule. The rule is told, the place is for the
-    /// operator.
+    /// The refusals for the secrets, one for each scan rule. The message contains the rule; the
+    /// location is evidence for the operator.
     pub fn secret_denials(&self) -> Vec<Denial> {
         let mut denials: Vec<Denial> = Vec::new();
         for sighting in &self.secrets {
@@ -101,12 +101,12 @@ impl Findings {
                 }
                 None => denials.push(
                     Denial::new(Reason::SecretFound, rule)
-                        .saying(format!(
+                        .with_message(format!(
                             "The push holds a secret ({}). Take it out of every commit, also of \
                              those that a later one repairs, and push again.",
                             sighting.rule
                         ))
-                        .because(place),
+                        .with_evidence(place),
                 ),
             }
         }
@@ -114,28 +114,28 @@ impl Findings {
     }
 }
 
-/// How many sightings are told.
-pub const MOST_SIGHTINGS: usize = 20;
+/// Maximum number of secrets in the findings.
+pub const MAX_SECRET_FINDINGS: usize = 20;
 
-/// A secret, without the secret.
+/// A secret that was found, without its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sighting {
-    /// The rule that knew it.
+pub struct SecretFinding {
+    /// The scan rule that matched.
     pub rule: String,
-    /// Where it is.
-    pub place: Place,
+    /// The location of the secret.
+    pub place: SecretLocation,
 }
 
-/// Where in a push something is.
+/// The location of a secret in a push.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
-pub enum Place {
-    /// In a file. The path is one of those it has in the push, where a tree names it.
+pub enum SecretLocation {
+    /// In a file. A blob can have several paths in a push; this is one of them.
     Blob {
-        /// The file.
+        /// The blob.
         id: ObjectId,
-        /// Its path.
+        /// The path, if a tree of the push contains the blob.
         path: Option<String>,
     },
     /// In the name of a file or directory.
@@ -144,74 +144,74 @@ pub enum Place {
     Commit(ObjectId),
     /// In an annotated tag.
     Tag(ObjectId),
-    /// In the name of the ref of that update, counted from nought.
+    /// In the ref name of the update with this index.
     Ref(usize),
-    /// In that push option, counted from nought.
+    /// In the push option with this index.
     Option(usize),
 }
 
-/// For the operator; a path is as the agent spelt it, with what nobody sees escaped.
-impl std::fmt::Display for Place {
+/// Formats the location for the operator; invisible characters in a path are escaped.
+impl std::fmt::Display for SecretLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Blob {
+            SecretLocation::Blob {
                 path: Some(path),
                 id,
             } => write!(f, "'{}' (blob {id})", path.escape_debug()),
-            Place::Blob { path: None, id } => write!(f, "blob {id}"),
-            Place::Tree(id) => write!(f, "a name in tree {id}"),
-            Place::Commit(id) => write!(f, "commit {id}"),
-            Place::Tag(id) => write!(f, "tag {id}"),
-            Place::Ref(place) => write!(f, "the name of ref {}", place + 1),
-            Place::Option(place) => write!(f, "push option {}", place + 1),
+            SecretLocation::Blob { path: None, id } => write!(f, "blob {id}"),
+            SecretLocation::Tree(id) => write!(f, "a name in tree {id}"),
+            SecretLocation::Commit(id) => write!(f, "commit {id}"),
+            SecretLocation::Tag(id) => write!(f, "tag {id}"),
+            SecretLocation::Ref(index) => write!(f, "the name of ref {}", index + 1),
+            SecretLocation::Option(index) => write!(f, "push option {}", index + 1),
         }
     }
 }
 
-/// What a push does to restricted paths.
+/// Whether a push changes restricted paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Restricted {
-    /// Nothing.
+pub enum RestrictedPathChange {
+    /// No restricted path is changed.
     #[default]
     Untouched,
-    /// It changes at least one, compared with what upstream has.
+    /// At least one restricted path differs from upstream.
     Changed,
-    /// What upstream has is not known, and a tree of the push has such a path.
+    /// A tree of the push contains a restricted path, and upstream's version is not known.
     Unknown,
 }
 
-/// How often a sandbox may push: ten times, then once a second.
+/// Rate limit of pushes of a sandbox: a burst of ten, then one a second.
 pub const PUSH_RATE: Rate = Rate::every(
     NonZeroU64::new(1_000_000_000).unwrap(),
     NonZeroU32::new(10).unwrap(),
 );
 
-/// The largest push to `repo`: its own limit, or the one for all.
+/// Maximum size of a push to `repo`: its own limit, or `hard_limit`.
 pub fn size_limit(repo: &Repo, hard_limit: u64) -> u64 {
     let limit = repo.max_receive_pack_bytes.unwrap_or(hard_limit);
     limit.min(MAX_RECEIVE_PACK_BYTES)
 }
 
-/// What is done about a secret in a push.
+/// The configured action for secrets in pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnSecret {
+pub enum SecretAction {
     /// The push is refused.
     Deny,
-    /// The operator is asked.
+    /// The operator decides.
     Ask,
-    /// It is written down.
+    /// The secret is only recorded.
     Note,
-    /// Nobody looks.
+    /// Pushes are not scanned.
     Off,
 }
 
-/// What is done about the secrets of one push.
+/// The decision about the secrets of one push.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Secrets {
-    /// There are none, or they are only noted.
+pub enum SecretDecision {
+    /// There are no secrets, or they are only recorded.
     Pass,
-    /// The operator decides. Each entry is the refusal that a push would get without a question.
+    /// The operator decides. Each entry is the refusal that applies without an approval.
     Ask(Vec<Denial>),
     /// The push is refused.
     Deny(Vec<Denial>),
@@ -220,36 +220,36 @@ pub enum Secrets {
 /// The rules for pushes, for one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PushRules {
-    /// Which refs it may touch.
+    /// The ref rules.
     pub refs: RefRules,
-    /// What is done about secrets.
-    pub secrets: OnSecret,
+    /// The action for secrets.
+    pub secrets: SecretAction,
 }
 
 impl PushRules {
-    /// Decides as far as no object has to be read. Whoever is refused here is refused
-    /// before anything is asked of upstream or of the reader.
-    pub fn judge_refs(&self, case: &Case, facts: &[RefFacts]) -> Result<(), Denial> {
+    /// Decides by the ref rules alone, without reading objects. A push that is refused here needs
+    /// no request to upstream and no pack reader.
+    pub fn judge_refs(&self, case: &PushContext, facts: &[RefFacts]) -> Result<(), Denial> {
         let unread = RefRules {
             deny_force_push: false,
             ..self.refs.clone()
         };
-        unread.judge_push(&pair(case, facts, None))
+        unread.judge_push(&updates_with_facts(case, facts, None))
     }
 
-    /// What is done about the secrets that were found, one entry for each rule that knew them.
-    pub fn judge_secrets(&self, findings: &Findings) -> Secrets {
+    /// Decides about the secrets that were found, with one entry for each scan rule.
+    pub fn judge_secrets(&self, findings: &Findings) -> SecretDecision {
         let found = findings.secret_denials();
         match self.secrets {
-            _ if found.is_empty() => Secrets::Pass,
-            OnSecret::Deny => Secrets::Deny(found),
-            OnSecret::Ask => Secrets::Ask(found),
-            OnSecret::Note | OnSecret::Off => Secrets::Pass,
+            _ if found.is_empty() => SecretDecision::Pass,
+            SecretAction::Deny => SecretDecision::Deny(found),
+            SecretAction::Ask => SecretDecision::Ask(found),
+            SecretAction::Note | SecretAction::Off => SecretDecision::Pass,
         }
     }
 
-    /// Whether somebody has to read the objects.
-    pub fn wants_findings(&self, case: &Case) -> bool {
+    /// Whether the objects of the push have to be read.
+    pub fn wants_findings(&self, case: &PushContext) -> bool {
         let moves = |update: &RefUpdate| !update.old.is_zero() && !update.is_deletion();
         case.scan
             || !case.restricted.is_empty()
@@ -257,18 +257,19 @@ impl PushRules {
     }
 }
 
-/// Decides about a whole push. A check that was asked for and not made refuses it. What comes
-/// back are the findings that the operator has to decide about; mostly none.
+/// Decides about a whole push. A configured check that was not made refuses the push. Returns the
+/// findings that need the operator's approval; usually none.
 pub fn judge(
     rules: &PushRules,
-    case: &Case,
+    case: &PushContext,
     facts: &[RefFacts],
     findings: Option<&Findings>,
 ) -> Result<Vec<Denial>, Denial> {
-    rules.refs.judge_push(&pair(case, facts, findings))?;
+    let updates = updates_with_facts(case, facts, findings);
+    rules.refs.judge_push(&updates)?;
     let Some(findings) = findings else {
         return if rules.wants_findings(case) {
-            Err(unread("nobody read the objects of this push"))
+            Err(unread("the objects of this push were not read"))
         } else {
             Ok(Vec::new())
         };
@@ -279,22 +280,22 @@ pub fn judge(
         return Err(denial);
     }
     match rules.judge_secrets(findings) {
-        Secrets::Pass => Ok(Vec::new()),
-        Secrets::Ask(found) => Ok(found),
-        Secrets::Deny(found) => found.into_iter().next().map_or(Ok(Vec::new()), Err),
+        SecretDecision::Pass => Ok(Vec::new()),
+        SecretDecision::Ask(found) => Ok(found),
+        SecretDecision::Deny(found) => found.into_iter().next().map_or(Ok(Vec::new()), Err),
     }
 }
 
 /// Refuses a push whose objects could not be read.
 pub fn unread(evidence: impl Into<String>) -> Denial {
     Denial::new(Reason::Internal, "git:judge")
-        .saying("The content of this push could not be checked, so it is refused.")
-        .because(evidence)
+        .with_message("The content of this push could not be checked, so the push is refused.")
+        .with_evidence(evidence)
 }
 
-/// What is known of each update.
-fn pair(
-    case: &Case,
+/// The updates with their facts, including those of the findings.
+fn updates_with_facts(
+    case: &PushContext,
     facts: &[RefFacts],
     findings: Option<&Findings>,
 ) -> Vec<(RefUpdate, RefFacts)> {

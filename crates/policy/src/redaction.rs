@@ -1,15 +1,14 @@
-//! What a policy that answers `redact` wants changed, and the change itself.
+//! Redaction: applies the changes that a policy with the action `redact` requires.
 //!
-//! The policy's `outputs` have one of two shapes, or both, applied in this order:
+//! The policy's `outputs` have one or both of these fields, applied in this order:
 //!
-//! - `modified_data`: the data as it should be. Only where it differs from what is there is
-//!   the text changed.
+//! - `modified_data`: the new data. The text is changed only where it differs.
 //! - `redaction_rules: {fields, replacements}`: `fields` are paths whose values become
-//!   `"[redacted]"`; `replacements` are regular expressions, each with the text that takes
-//!   the place of what it matches in every string value (not in keys).
+//!   `"[redacted]"`; `replacements` map regular expressions to the text that replaces their
+//!   matches in every string value (not in keys).
 //!
-//! A path has names, numbers and stars, such as `arguments.password`, `content[*].text`,
-//! `content[0]`, `**.token`, `headers["x.y"]`. It begins inside `params` or `result`.
+//! A path consists of names, numbers and stars, such as `arguments.password`, `content[*].text`,
+//! `content[0]`, `**.token`, `headers["x.y"]`. It is relative to `params` or `result`.
 
 mod merge;
 
@@ -17,70 +16,70 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::splice::{self, Edits, Inside, NoJson, Node, quote};
+use crate::splice::{self, Inside, InvalidJson, Node, TextEdits, quote};
 
-/// What stands where a value was.
+/// The text that replaces a redacted value.
 pub const REDACTED: &str = "[redacted]";
 
-/// The most paths, and the most expressions.
-const MOST_RULES: usize = 256;
+/// Maximum number of paths, and of regular expressions.
+const MAX_RULES: usize = 256;
 
-/// The longest path, expression or replacement.
-const LONGEST: usize = 1024;
+/// Maximum length of a path, regular expression or replacement.
+const MAX_LEN: usize = 1024;
 
-/// The most steps of a path.
-const MOST_STEPS: usize = 32;
+/// Maximum number of steps of a path.
+const MAX_STEPS: usize = 32;
 
-/// The most bytes a compiled expression takes.
-const LARGEST_PATTERN: usize = 1 << 20;
+/// Maximum size of a compiled regular expression, in bytes.
+const MAX_PATTERN_SIZE: usize = 1 << 20;
 
-/// How many bytes a change may add.
-const MOST_ADDED: usize = 1 << 20;
+/// Maximum number of bytes that a redaction may add.
+const MAX_ADDED: usize = 1 << 20;
 
-/// Why nothing can be redacted.
+/// Why a redaction failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRedaction {
-    /// There is nothing in the outputs.
-    #[error("the policy says redact, and not what")]
+    /// The outputs contain no changes.
+    #[error("the policy's action is redact, but its outputs name no changes")]
     Nothing,
-    /// The outputs cannot be understood.
-    #[error("the policy's outputs cannot be used: {0}")]
+    /// The outputs are malformed.
+    #[error("the policy's outputs are invalid: {0}")]
     Shape(String),
-    /// An expression that is none, or too large.
-    #[error("the policy's expression number {number} cannot be used: {what}")]
+    /// An invalid or too large regular expression.
+    #[error("the policy's regular expression number {number} is invalid: {what}")]
     Pattern {
-        /// Which of them, in alphabetical order, from one.
+        /// Its number in alphabetical order, starting at one.
         number: usize,
-        /// What is wrong with it.
+        /// The reason.
         what: &'static str,
     },
-    /// The text grows too much.
-    #[error("what the policy puts in is too large")]
+    /// The text becomes too large.
+    #[error("the policy's replacements are too large")]
     TooLarge,
-    /// The text cannot be read.
+    /// The text is not JSON.
     #[error(transparent)]
-    NoJson(#[from] NoJson),
+    NoJson(#[from] InvalidJson),
 }
 
-/// A compiled expression. Cloning is cheap.
+/// A compiled regular expression. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Pattern(regex::Regex);
 
 impl Pattern {
-    /// Compiles `text`. Nothing for what is no expression, or too large.
+    /// Compiles `text`. None if it is invalid or too large.
     pub fn compile(text: &str) -> Option<Self> {
-        if text.len() > LONGEST {
+        if text.len() > MAX_LEN {
             return None;
         }
         let built = regex::RegexBuilder::new(text)
-            .size_limit(LARGEST_PATTERN)
-            .dfa_size_limit(LARGEST_PATTERN)
+            .size_limit(MAX_PATTERN_SIZE)
+            .dfa_size_limit(MAX_PATTERN_SIZE)
             .build();
         built.ok().map(Self)
     }
 }
 
-/// A change, understood.
+/// The parsed outputs of a policy.
 #[derive(Clone, Debug)]
 pub struct Redaction {
     data: Option<Value>,
@@ -89,8 +88,8 @@ pub struct Redaction {
 }
 
 impl Redaction {
-    /// Understands a policy's outputs. `compile` gives an expression, perhaps one that was
-    /// compiled before.
+    /// Parses a policy's outputs. `compile` returns a compiled regular expression, possibly from a
+    /// cache.
     pub fn read(
         outputs: &Value,
         mut compile: impl FnMut(&str) -> Option<Pattern>,
@@ -98,7 +97,7 @@ impl Redaction {
         let outputs = match outputs {
             Value::Null => return Err(BadRedaction::Nothing),
             Value::Object(outputs) => outputs,
-            _ => return shape("they are no object"),
+            _ => return shape("they are not an object"),
         };
         let mut redaction = Self {
             data: None,
@@ -111,11 +110,11 @@ impl Redaction {
                 ("modified_data", data) => redaction.data = Some(data.clone()),
                 ("redaction_rules", Value::Object(rules)) => {
                     for (key, value) in rules {
-                        redaction.rule(key, value, &mut compile)?;
+                        redaction.add_rule(key, value, &mut compile)?;
                     }
                 }
-                ("redaction_rules", _) => return shape("redaction_rules is no object"),
-                _ => return shape("they hold more than modified_data and redaction_rules"),
+                ("redaction_rules", _) => return shape("redaction_rules is not an object"),
+                _ => return shape("only modified_data and redaction_rules are known"),
             }
         }
         let empty = redaction.fields.is_empty() && redaction.replacements.is_empty();
@@ -125,7 +124,7 @@ impl Redaction {
         Ok(redaction)
     }
 
-    fn rule(
+    fn add_rule(
         &mut self,
         key: &str,
         value: &Value,
@@ -134,99 +133,99 @@ impl Redaction {
         match (key, value) {
             (_, Value::Null) => {}
             ("fields", Value::Array(fields)) => {
-                if fields.len() > MOST_RULES {
+                if fields.len() > MAX_RULES {
                     return shape("there are too many fields");
                 }
                 for field in fields {
                     let path = field.as_str().and_then(Path::parse);
                     let Some(path) = path else {
                         return shape(
-                            "a field is no path such as arguments.password or content[*].text",
+                            "a field is not a path such as arguments.password or content[*].text",
                         );
                     };
                     self.fields.push(path);
                 }
             }
             ("replacements", Value::Object(replacements)) => {
-                if replacements.len() > MOST_RULES {
+                if replacements.len() > MAX_RULES {
                     return shape("there are too many replacements");
                 }
                 for (number, (pattern, text)) in (1..).zip(replacements) {
-                    let Some(text) = text.as_str().filter(|text| text.len() <= LONGEST) else {
-                        return shape("a replacement is no text, or too long");
+                    let Some(text) = text.as_str().filter(|text| text.len() <= MAX_LEN) else {
+                        return shape("a replacement is not a string, or too long");
                     };
                     let pattern = compile(pattern).ok_or(BadRedaction::Pattern {
                         number,
-                        what: "it is no regular expression, or too large",
+                        what: "it is not a regular expression, or too large",
                     })?;
                     self.replacements.push((pattern, text.into()));
                 }
             }
-            ("fields", _) => return shape("fields is no list"),
-            ("replacements", _) => return shape("replacements is no object"),
-            _ => return shape("redaction_rules holds more than fields and replacements"),
+            ("fields", _) => return shape("fields is not a list"),
+            ("replacements", _) => return shape("replacements is not an object"),
+            _ => return shape("redaction_rules may only contain fields and replacements"),
         }
         Ok(())
     }
 
-    /// `text`, which is JSON, as it should be. Nothing where that is how it is.
+    /// Redacts `text`, which is JSON. None if nothing changes.
     pub fn apply(&self, text: &str) -> Result<Option<String>, BadRedaction> {
         let merged = match &self.data {
             Some(data) => merge::merge(text, data)?,
             None => None,
         };
-        let redacted = self.search(merged.as_deref().unwrap_or(text))?;
+        let redacted = self.apply_rules(merged.as_deref().unwrap_or(text))?;
         Ok(redacted.or(merged))
     }
 
-    /// The same without `modified_data`, for text that the policy was not shown.
-    pub fn search(&self, text: &str) -> Result<Option<String>, BadRedaction> {
+    /// Applies only `redaction_rules`, to text that was not part of the policy's input.
+    pub fn apply_rules(&self, text: &str) -> Result<Option<String>, BadRedaction> {
         if self.fields.is_empty() && self.replacements.is_empty() {
             return Ok(None);
         }
         let root = Node::read(text)?;
-        let mut search = Search {
+        let mut redactor = JsonRedactor {
             redaction: self,
             text,
-            edits: Edits::default(),
-            left: MOST_ADDED,
+            edits: TextEdits::default(),
+            left: MAX_ADDED,
         };
         let begins = self.fields.iter().map(|path| path.steps.as_slice());
-        search.node(&root, begins.collect())?;
-        if search.edits.is_empty() {
+        redactor.node(&root, begins.collect())?;
+        if redactor.edits.is_empty() {
             return Ok(None);
         }
-        Ok(Some(search.edits.apply(text)?))
+        Ok(Some(redactor.edits.apply(text)?))
     }
 }
 
-struct Search<'a> {
+struct JsonRedactor<'a> {
     redaction: &'a Redaction,
     text: &'a str,
-    edits: Edits,
-    /// How many bytes may still be added.
+    edits: TextEdits,
+    /// Remaining number of bytes that may be added.
     left: usize,
 }
 
-impl<'a> Search<'a> {
-    /// Goes through a value. `steps` is what is left of every path that leads here.
+impl<'a> JsonRedactor<'a> {
+    /// Redacts a value. `steps` are the remaining steps of each path that matches so far.
     fn node(&mut self, node: &Node, mut steps: Vec<&'a [Step]>) -> Result<(), BadRedaction> {
-        // `**` also stands for no step at all.
-        let mut place = 0;
-        while let Some(path) = steps.get(place) {
+        // `**` also matches no step at all.
+        let mut index = 0;
+        while let Some(path) = steps.get(index) {
             if let [Step::Many, rest @ ..] = path {
                 steps.push(rest);
             }
-            place += 1;
+            index += 1;
         }
-        // Several ways lead to the same rest of a path, and with every level there are more.
+        // Duplicates are removed, because their number would grow with every level.
         steps.sort_unstable_by_key(|rest| (rest.as_ptr(), rest.len()));
         steps.dedup_by_key(|rest| (rest.as_ptr(), rest.len()));
         if steps.iter().any(|rest| rest.is_empty()) {
             let new = quote(REDACTED);
-            let is_so = self.text.get(node.span.clone()) == Some(&new);
-            if !is_so {
-                self.put(node, new)?;
+            let is_redacted = self.text.get(node.span.clone()) == Some(&new);
+            if !is_redacted {
+                self.replace(node, new)?;
             }
             return Ok(());
         }
@@ -256,8 +255,8 @@ impl<'a> Search<'a> {
         if self.redaction.replacements.is_empty() {
             return Ok(());
         }
-        let raw = self.text.get(node.span.clone()).ok_or(NoJson)?;
-        let before: String = serde_json::from_str(raw).map_err(|_| NoJson)?;
+        let raw = self.text.get(node.span.clone()).ok_or(InvalidJson)?;
+        let before: String = serde_json::from_str(raw).map_err(|_| InvalidJson)?;
         let mut now: Option<String> = None;
         for (Pattern(pattern), with) in &self.redaction.replacements {
             let text = now.as_deref().unwrap_or(&before);
@@ -279,30 +278,30 @@ impl<'a> Search<'a> {
             now = Some(out);
         }
         match now {
-            Some(now) if now != before => self.put(node, quote(&now)),
+            Some(now) if now != before => self.replace(node, quote(&now)),
             _ => Ok(()),
         }
     }
 
-    fn put(&mut self, node: &Node, new: String) -> Result<(), BadRedaction> {
+    fn replace(&mut self, node: &Node, new: String) -> Result<(), BadRedaction> {
         let added = new.len().saturating_sub(node.span.len());
         self.left = self.left.checked_sub(added).ok_or(BadRedaction::TooLarge)?;
-        self.edits.put(node.span.clone(), new);
+        self.edits.replace(node.span.clone(), new);
         Ok(())
     }
 }
 
-/// What is left of each path behind a step that is `taken`; `**` may be taken again.
-fn follow<'a>(steps: &[&'a [Step]], taken: impl Fn(&Step) -> bool) -> Vec<&'a [Step]> {
+/// The remaining steps of each path after a first step that `matches`; `**` is kept.
+fn follow<'a>(steps: &[&'a [Step]], matches: impl Fn(&Step) -> bool) -> Vec<&'a [Step]> {
     let left = steps.iter().filter_map(|path| match path {
         [Step::Many, ..] => Some(*path),
-        [step, rest @ ..] if taken(step) => Some(rest),
+        [step, rest @ ..] if matches(step) => Some(rest),
         _ => None,
     });
     left.collect()
 }
 
-/// Where a value stands.
+/// A path to values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Path {
     steps: Vec<Step>,
@@ -322,7 +321,7 @@ impl Path {
     fn parse(text: &str) -> Option<Self> {
         let mut steps = Vec::new();
         let mut rest = text.strip_prefix("$.").unwrap_or(text);
-        if rest.is_empty() || text.len() > LONGEST {
+        if rest.is_empty() || text.len() > MAX_LEN {
             return None;
         }
         while !rest.is_empty() {
@@ -337,7 +336,7 @@ impl Path {
             };
             steps.push(step);
             if let Some(after) = rest.strip_prefix('.') {
-                // A dot is followed by a name.
+                // A dot must be followed by a name.
                 if after.is_empty() || after.starts_with(['[', '.']) {
                     return None;
                 }
@@ -346,13 +345,13 @@ impl Path {
                 return None;
             }
         }
-        // A path from the outside would match nothing, and nothing would be redacted.
+        // A path relative to the whole message would match nothing, and nothing would be redacted.
         if let Some(Step::Name(first)) = steps.first()
             && matches!(&**first, "input" | "params" | "result")
         {
             return None;
         }
-        (steps.len() <= MOST_STEPS).then_some(Self { steps })
+        (steps.len() <= MAX_STEPS).then_some(Self { steps })
     }
 }
 
@@ -367,10 +366,10 @@ impl Step {
         }
     }
 
-    /// What begins behind a bracket, and what comes after it.
+    /// Parses a step after its opening bracket, and returns it with the rest.
     fn bracketed(inner: &str) -> Option<(Self, &str)> {
         if inner.starts_with('"') {
-            let mut ends = inner.match_indices("\"]").map(|(place, _)| place + 1);
+            let mut ends = inner.match_indices("\"]").map(|(index, _)| index + 1);
             return ends.find_map(|end| {
                 let (name, after) = inner.split_at_checked(end)?;
                 let name: String = serde_json::from_str(name).ok()?;
@@ -388,9 +387,9 @@ impl Step {
     }
 }
 
-/// Changes `bytes` in every way there is, and says whether what was JSON is JSON after it: for
-/// fuzzing.
-pub fn exercise(bytes: &[u8]) -> bool {
+/// Fuzzing entry point: applies every kind of change to `bytes`, and returns whether JSON input
+/// results in JSON.
+pub fn fuzz_check(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return true;
     };
@@ -406,7 +405,7 @@ pub fn exercise(bytes: &[u8]) -> bool {
     let Ok(value) = serde_json::from_str::<Value>(text) else {
         return true;
     };
-    // What is JSON to others is JSON here, and a value that changes nothing changes nothing.
+    // JSON that serde_json accepts is accepted here.
     match (set, removed, redacted, merge::merge(text, &value)) {
         (Ok(set), Ok(removed), Ok(redacted), Ok(merged)) => {
             let mut changed = [Some(set), removed, redacted, merged].into_iter().flatten();

@@ -1,7 +1,7 @@
-//! Which refs a push may touch.
+//! Ref rules: which refs a push may create, update or delete.
 //!
-//! Every command of a push is judged by itself; one denial refuses them all, and each is
-//! told, because git shows a reason for every ref.
+//! Each command of a push is decided separately. One refusal refuses the whole push, and all
+//! refusals are reported, because git shows a reason for every ref.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,12 @@ use crate::reason::Reason;
 use crate::registration::AuthMode;
 use crate::verdict::{Denial, Detail, RefDenial, RuleName};
 
-/// A full ref name, as bytes, that `git check-ref-format` would take.
+/// A full ref name, as bytes, that `git check-ref-format` accepts.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct RefName(Box<[u8]>);
 
-/// What is wrong with a ref name.
+/// Why a ref name is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRef {
     /// Not below `refs/`.
@@ -43,8 +43,7 @@ pub enum BadRef {
 }
 
 impl RefName {
-    /// Checks and takes `name`. Bytes that are not UTF-8 pass, as they do in git; the
-    /// rules refuse them.
+    /// Validates `name`. Bytes that are not UTF-8 are accepted, as in git; the rules refuse them.
     pub fn parse(name: &[u8]) -> Result<Self, BadRef> {
         let short = name.strip_prefix(b"refs/").ok_or(BadRef::NotARef)?;
         for component in short.split(|b| *b == b'/') {
@@ -98,7 +97,7 @@ fn has_pair(text: &[u8], pair: [u8; 2]) -> bool {
     text.windows(2).any(|two| two == pair)
 }
 
-/// Bytes that are not UTF-8 are shown as U+FFFD.
+/// Formats bytes that are not UTF-8 as U+FFFD.
 impl std::fmt::Display for RefName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&String::from_utf8_lossy(&self.0))
@@ -121,13 +120,13 @@ pub enum ObjectId {
     Sha256([u8; 32]),
 }
 
-/// Text that names no object.
+/// Text that is not an object id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an object id is 40 or 64 hexadecimal digits")]
 pub struct BadObjectId;
 
 impl ObjectId {
-    /// Reads 40 or 64 hexadecimal digits.
+    /// Parses 40 or 64 hexadecimal digits.
     pub fn parse(hex: &[u8]) -> Result<Self, BadObjectId> {
         match hex.len() {
             40 => decode_hex(hex).map(ObjectId::Sha1),
@@ -145,7 +144,7 @@ impl ObjectId {
         }
     }
 
-    /// Whether it is all zeros, which stands for 'no object'.
+    /// Whether the id is all zeros, which means 'no object'.
     pub fn is_zero(&self) -> bool {
         self.as_bytes().iter().all(|byte| *byte == 0)
     }
@@ -169,7 +168,7 @@ fn decode_hex<const N: usize>(hex: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
         let text = str::from_utf8(pair).ok()?;
-        // `from_str_radix` would take a sign.
+        // `from_str_radix` would accept a sign.
         if !pair.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
@@ -192,62 +191,62 @@ impl std::fmt::Debug for ObjectId {
     }
 }
 
-/// One command of a push: move `name` from `old` to `new`. Zero stands for 'no ref'.
+/// One command of a push: update `name` from `old` to `new`. A zero id means 'no ref'.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefUpdate {
     /// The ref.
     pub name: RefName,
-    /// Where the client believes it is.
+    /// The object that the client expects the ref to have.
     pub old: ObjectId,
-    /// Where it shall be.
+    /// The new object of the ref.
     pub new: ObjectId,
 }
 
 impl RefUpdate {
-    /// Whether the ref shall be gone.
+    /// Whether the command deletes the ref.
     pub fn is_deletion(&self) -> bool {
         self.new.is_zero()
     }
 }
 
-/// What the gate found out about the ref of one update.
+/// What the gate knows about the ref of one update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefFacts {
-    /// Whether upstream has it; none where nobody looked.
+    /// Whether upstream has the ref; none if it was not looked up.
     pub exists_upstream: Option<bool>,
-    /// Whether this sandbox made it.
+    /// Whether this sandbox created the ref.
     pub made_by_this_sandbox: bool,
-    /// Whether `new` descends from `old`; none where the history is not known.
+    /// Whether `new` descends from `old`; none if the history is not known.
     pub is_fast_forward: Option<bool>,
 }
 
-/// Names branches (`main`, `release/*`) or, written in full, any refs (`refs/tags/v*`).
+/// A pattern of branches (`main`, `release/*`) or, in full, of any refs (`refs/tags/v*`).
 ///
-/// `*` is a run of characters within a segment, `**` any number of segments.
+/// `*` matches characters within a segment, `**` any number of segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefPattern {
     source: Box<str>,
     segments: Vec<Segment>,
-    /// The same without case.
+    /// The segments without case.
     folded: Vec<Segment>,
-    /// The same without case, with stars that cross slashes.
+    /// The pattern without case, with stars that match slashes too.
     crossing: Vec<Token>,
 }
 
-/// What is wrong with a ref pattern.
+/// Why a ref pattern is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRefPattern {
     /// `a**`.
     #[error("'**' must stand alone between slashes; use '*' inside a segment")]
     DoubleStarPlace,
-    /// No ref could be called that.
+    /// The pattern could match no valid ref.
     #[error(transparent)]
     Ref(#[from] BadRef),
 }
 
 impl RefPattern {
-    /// Reads a pattern. What does not start with `refs/` is a branch.
+    /// Parses a pattern. A pattern that does not start with `refs/` is for branches.
     pub fn parse(text: &str) -> Result<Self, BadRefPattern> {
         let full = if text.starts_with("refs/") {
             text.to_owned()
@@ -267,24 +266,24 @@ impl RefPattern {
         })
     }
 
-    /// The pattern as it was written.
+    /// The pattern in the configuration.
     pub fn as_str(&self) -> &str {
         &self.source
     }
 
-    /// Whether it names exactly this ref. What opens something asks this.
+    /// Whether the pattern matches exactly, for rules that allow.
     pub fn covers(&self, name: &RefName) -> bool {
         matches(&self.segments, name.as_bytes())
     }
 
-    /// Whether it could mean this ref. What protects something asks this: `*` crosses
-    /// slashes, so that `release/*` also protects `release/1/hotfix`, and letters are
-    /// compared without case, because some forges keep refs on file systems where `Main`
-    /// (or `maſter`) is `main`. Protecting more is the safe side.
+    /// Whether the pattern matches loosely, for rules that protect: `*` matches slashes, so that
+    /// `release/*` also protects `release/1/hotfix`, and letters are compared without case,
+    /// because some hosts store refs on file systems where `Main` is `main` (and `maſter` is
+    /// `master`).
     pub fn touches(&self, name: &RefName) -> bool {
         let folded = match str::from_utf8(name.as_bytes()) {
             Ok(name) => fold(name).into_bytes(),
-            // No rule takes such a name; see `check_form`.
+            // The rules refuse such a name; see `check_form`.
             Err(_) => name.as_bytes().to_ascii_lowercase(),
         };
         glob::matches_run(&self.crossing, &folded) || matches(&self.folded, &folded)
@@ -297,8 +296,9 @@ impl std::fmt::Display for RefPattern {
     }
 }
 
-/// `text` without case. Upper case comes first: it is what `ſ` has in common with `s`, and
-/// `ı` with `i`; the Kelvin sign becomes `k` on the way down. `İ` would leave a dot behind.
+/// `text` without case. It is converted to upper case first, because `ſ` and `s`, and `ı` and `i`,
+/// have the same upper case, then to lower case, which maps the Kelvin sign to `k`. `İ` is replaced
+/// first, because its lower case has a combining dot.
 pub fn fold(text: &str) -> String {
     text.chars()
         .map(|c| if c == 'İ' { 'i' } else { c })
@@ -307,9 +307,9 @@ pub fn fold(text: &str) -> String {
         .collect()
 }
 
-/// Whether a person would not see it: format characters, bidirectional controls, and what
-/// Unicode's `Default_Ignorable_Code_Point` lists (DerivedCoreProperties.txt, 17.0). Some
-/// file systems drop these when they compare names.
+/// Whether the character is invisible: control and format characters, bidirectional controls, and
+/// Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt, 17.0). Some file systems
+/// ignore these when they compare names.
 pub fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -360,31 +360,32 @@ fn matches(pattern: &[Segment], name: &[u8]) -> bool {
     })
 }
 
-/// The branches that are protected where nothing else is configured.
+/// The branches that are protected by default.
 pub const DEFAULT_PROTECTED: [&str; 4] = ["main", "master", "release/*", "production"];
 
-/// Where a bot may push.
+/// The namespaces to which a bot may push.
 pub const BOT_NAMESPACES: [&str; 2] = ["refs/heads/sandbox/", "refs/heads/palisade/"];
 
 /// The rules for refs, for one sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefRules {
-    /// Whether branches may be deleted. Never protected ones, and never tags: deleting and
-    /// making a tag anew is moving it.
+    /// Whether branches may be deleted. Protected branches and tags are never deleted: deleting
+    /// and recreating a tag would move it.
     pub allow_deletion: bool,
-    /// As whom the sandbox pushes.
+    /// The identity for git push.
     pub auth_mode: AuthMode,
-    /// Refs nobody pushes to.
+    /// Protected refs, to which every push is refused.
     pub protected: Vec<RefPattern>,
-    /// Existing branches that `user` mode may push to although it did not make them.
+    /// Existing branches to which a sandbox in `user` mode may push although it did not create
+    /// them.
     pub listed: Vec<RefPattern>,
-    /// Whether history may only be added to. A push whose history is not known is then
-    /// refused: a check that was asked for and cannot be made fails closed.
+    /// Whether pushes must be fast-forwards. A push whose history is not known is then refused:
+    /// a configured check that cannot be made fails closed.
     pub deny_force_push: bool,
 }
 
 impl RefRules {
-    /// The rules as they are where nothing is configured.
+    /// The default rules.
     pub fn new(auth_mode: AuthMode) -> Self {
         Self {
             allow_deletion: false,
@@ -401,19 +402,21 @@ impl RefRules {
     /// Decides about one update.
     pub fn judge(&self, update: &RefUpdate, facts: RefFacts) -> Result<(), Denial> {
         let name = check_form(update)?;
-        // The server compares `old` with what it has, so a client cannot pass an existing
-        // ref off as new; upstream's own word counts where we have it.
+        // The server compares `old` with its own ref, so a client cannot present an existing ref
+        // as new. Upstream's list of refs is used too, if it is known.
         let exists = facts.exists_upstream == Some(true) || !update.old.is_zero();
         let is_branch = update.name.is_below(b"refs/heads/");
 
         if update.is_deletion() && !(self.allow_deletion && is_branch) {
-            return Err(refuse(Reason::GitDelete, "git:deletion").saying(format!(
-                "Deleting {name} is not allowed: refs are not deleted from a sandbox."
-            )));
+            return Err(
+                refuse(Reason::GitDelete, "git:deletion").with_message(format!(
+                    "Deleting {name} is not allowed: refs are not deleted from a sandbox."
+                )),
+            );
         }
         if !is_branch && !update.name.is_below(b"refs/tags/") {
             return Err(
-                refuse(Reason::GitNamespace, "git:namespace").saying(format!(
+                refuse(Reason::GitNamespace, "git:namespace").with_message(format!(
                     "Pushing {name} is not allowed: only branches and tags may be pushed."
                 )),
             );
@@ -424,20 +427,20 @@ impl RefRules {
                 .any(|space| update.name.is_below(space.as_bytes()))
         {
             return Err(
-                refuse(Reason::GitNamespace, "git:bot-namespace").saying(format!(
+                refuse(Reason::GitNamespace, "git:bot-namespace").with_message(format!(
                     "Pushing {name} is not allowed: a bot pushes to sandbox/* and palisade/* only."
                 )),
             );
         }
         if let Some(pattern) = self.protected.iter().find(|p| p.touches(&update.name)) {
             let rule = format!("git:protected:{pattern}");
-            return Err(refuse(Reason::GitProtected, rule).saying(format!(
+            return Err(refuse(Reason::GitProtected, rule).with_message(format!(
                 "{name} is protected. Push to a branch of your own and open a pull request."
             )));
         }
         if !is_branch && exists {
             return Err(
-                refuse(Reason::GitProtected, "git:existing-tag").saying(format!(
+                refuse(Reason::GitProtected, "git:existing-tag").with_message(format!(
                     "{name} exists, and existing tags are not moved. Choose a new name."
                 )),
             );
@@ -451,7 +454,7 @@ impl RefRules {
                 .any(|pattern| pattern.covers(&update.name))
         {
             return Err(
-                refuse(Reason::GitProtected, "git:own-branches").saying(format!(
+                refuse(Reason::GitProtected, "git:own-branches").with_message(format!(
                     "{name} exists and was not made by this sandbox. Push to a new branch, or ask \
                  the operator to list this one."
                 )),
@@ -461,27 +464,27 @@ impl RefRules {
             match facts.is_fast_forward {
                 Some(true) => {}
                 Some(false) => {
-                    return Err(
-                        refuse(Reason::GitProtected, "git:force-push").saying(format!(
+                    return Err(refuse(Reason::GitProtected, "git:force-push").with_message(
+                        format!(
                             "This push would rewrite {name}. Merge or rebase onto it, then push \
                          without force."
-                        )),
-                    );
+                        ),
+                    ));
                 }
                 None => {
-                    return Err(
-                        refuse(Reason::GitProtected, "git:force-push").saying(format!(
+                    return Err(refuse(Reason::GitProtected, "git:force-push").with_message(
+                        format!(
                             "Force pushes are not allowed, and whether this is one cannot be told \
                          because the history of {name} is not known here."
-                        )),
-                    );
+                        ),
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    /// Decides about a whole push. All updates are judged; one denial refuses the push.
+    /// Decides about a whole push. Every update is decided; one refusal refuses the push.
     pub fn judge_push(&self, push: &[(RefUpdate, RefFacts)]) -> Result<(), Denial> {
         let mut denials = Vec::new();
         let mut seen = BTreeSet::new();
@@ -490,7 +493,7 @@ impl RefRules {
                 self.judge(update, *facts)
             } else {
                 Err(refuse(Reason::GitMalformed, "git:form")
-                    .saying(format!("{} appears twice in one push.", update.name)))
+                    .with_message(format!("{} appears twice in one push.", update.name)))
             };
             if let Err(denial) = judged {
                 denials.push(RefDenial {
@@ -510,13 +513,14 @@ fn refuse(reason: Reason, rule: impl Into<RuleName>) -> Denial {
     Denial::new(reason, rule)
 }
 
-/// Refuses what no rule could speak about, and gives the name as text.
+/// Refuses malformed updates, which the rules cannot be applied to; returns the name as text.
 fn check_form(update: &RefUpdate) -> Result<&str, Denial> {
-    let malformed = |why: &str| refuse(Reason::GitMalformed, "git:form").saying(why.to_owned());
+    let malformed =
+        |why: &str| refuse(Reason::GitMalformed, "git:form").with_message(why.to_owned());
     let name = str::from_utf8(update.name.as_bytes())
         .map_err(|_| malformed("The name of a ref is not UTF-8."))?;
-    // ASCII controls cannot be in a ref; U+009B starts an escape sequence, too, and what
-    // nobody sees makes a second `main` out of the first.
+    // ASCII controls are not valid in a ref; U+009B starts an escape sequence, too, and
+    // invisible characters would allow a second branch that looks like `main`.
     if name.chars().any(is_invisible) {
         return Err(malformed(
             "The name of a ref contains control or invisible characters.",

@@ -1,4 +1,4 @@
-//! A registration: what the gate knows of one sandbox or container.
+//! Registrations: the registry's data about one sandbox or container.
 
 use std::net::IpAddr;
 
@@ -10,50 +10,50 @@ use crate::id::SandboxId;
 /// One row of the registry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registration {
-    /// Who it is.
+    /// The id of the sandbox or container.
     pub id: SandboxId,
-    /// The source address that identifies it on a shared network. A sandbox that is
-    /// known by its listeners has none.
+    /// The source address that identifies it on a shared network. None for a sandbox that is
+    /// identified by its own listeners.
     pub ip: Option<IpAddr>,
-    /// The repositories it may speak to.
+    /// The repositories that the sandbox may access.
     pub repos: Vec<Repo>,
-    /// As whom it pushes.
+    /// The identity for git push.
     pub auth_mode: AuthMode,
-    /// When it was registered.
+    /// The time of the registration.
     pub created: UnixMillis,
-    /// When it stops counting.
+    /// The time at which the registration expires.
     pub expires: UnixMillis,
-    /// What the registering program wanted to remember. Never interpreted.
+    /// Data of the registering program. Never interpreted.
     #[serde(default)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Registration {
-    /// Whether it still counts at `now`.
+    /// Whether the registration has not expired at `now`.
     pub fn is_live(&self, now: UnixMillis) -> bool {
         now < self.expires
     }
 }
 
-/// An IPv4 address that came mapped into IPv6 is the IPv4 address: a dual-stack
-/// listener reports the peers of one container in either spelling.
+/// Converts an IPv4-mapped IPv6 address to the IPv4 address: a dual-stack listener reports the
+/// peers of one container in either form.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// As whom a sandbox acts on a forge.
+/// The identity that a sandbox has on a git hosting service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AuthMode {
-    /// With the operator's own account.
+    /// The operator's own account.
     #[default]
     User,
-    /// As a bot, which may only push to its own namespaces.
+    /// A bot, which may only push to its own namespaces.
     Bot,
 }
 
 impl AuthMode {
-    /// The word used in files, requests and rows.
+    /// The name in files, requests and rows.
     pub const fn as_str(self) -> &'static str {
         match self {
             AuthMode::User => "user",
@@ -67,15 +67,15 @@ impl AuthMode {
 pub struct Repo {
     /// `owner/name`.
     pub name: RepoName,
-    /// A push limit of its own, where one was set.
+    /// The push size limit of this repository, if it has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_receive_pack_bytes: Option<u64>,
 }
 
-/// The largest push limit a registration may set: 500 MiB.
+/// Maximum push size limit that a registration may set: 500 MiB.
 pub const MAX_RECEIVE_PACK_BYTES: u64 = 500 * 1024 * 1024;
 
-/// `owner/name`, lower case (forges ignore case), without `.git`.
+/// `owner/name` in lower case (hosting services ignore case), without `.git`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RepoName(String);
@@ -86,9 +86,9 @@ pub struct RepoName(String);
 pub struct BadRepoName;
 
 impl RepoName {
-    /// Checks and normalises `text`. What it keeps reads back as itself: a row that is
-    /// written today is parsed again at the next start, so a name that would lose a second
-    /// `.git` there is refused here.
+    /// Validates and normalises `text`. The result parses back unchanged, since stored rows are
+    /// parsed again at the next start; so a name that still ends in `.git` after the suffix was
+    /// removed is rejected.
     pub fn parse(text: &str) -> Result<Self, BadRepoName> {
         let text = text.to_ascii_lowercase();
         let text = text.strip_suffix(".git").unwrap_or(&text);
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_repository_name_has_one_spelling() {
+    fn repository_name_is_normalised_to_one_spelling() {
         for (given, kept) in [
             ("o/r", "o/r"),
             ("Owner/Repo.git", "owner/repo"),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registration_ends_at_its_expiry() {
+    fn registration_expires_at_its_expiry_time() {
         let at = UnixMillis::new(1_000);
         let row = Registration {
             id: SandboxId::parse("a").unwrap(),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_address_is_its_ipv4_address() {
+    fn ipv4_mapped_address_becomes_ipv4_address() {
         let mapped: IpAddr = "::ffff:172.18.0.5".parse().unwrap();
         assert_eq!(
             canonical_ip(mapped),
@@ -218,9 +218,9 @@ mod tests {
     }
 
     proptest! {
-        /// What was stored is read again at the next start, as the same repository.
+        /// Stored names are parsed again at the next start and must be the same repository.
         #[test]
-        fn a_stored_repository_name_reads_back_as_itself(
+        fn stored_repository_name_parses_back_unchanged(
             text in "[oO./]{0,2}/?(\\.|[rR]|\\.git|\\.GIT|\\.Git){0,4}",
         ) {
             if let Ok(name) = RepoName::parse(&text) {
@@ -229,7 +229,7 @@ mod tests {
         }
 
         #[test]
-        fn a_stored_registration_reads_back_as_itself(
+        fn stored_registration_parses_back_unchanged(
             id in "[a-zA-Z0-9][a-zA-Z0-9_.-]{0,20}",
             ip in any::<Option<IpAddr>>(),
             repos in proptest::collection::vec(("[a-zA-Z.]{1,6}/[a-zA-Z.]{1,8}", any::<Option<u64>>()), 0..4),

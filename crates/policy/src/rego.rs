@@ -1,22 +1,21 @@
-//! Rego bundles: a policy written by the operator, asked for a decision.
+//! Rego bundles: evaluation of the operator's own policies.
 //!
-//! A bundle is compiled once, to a program for regorus's machine, and decides any number of
-//! times. What cannot work is refused when it is compiled, with its file and line: a
-//! mistake, an entrypoint that is not there, a built-in function that does not exist or
-//! whose answer depends on more than its arguments.
+//! A bundle is compiled once, to a program for the virtual machine of regorus, and evaluated any
+//! number of times. Errors are reported at compile time, with file and line: a syntax error, a
+//! missing entrypoint, a built-in function that does not exist or whose result depends on more
+//! than its arguments.
 //!
-//! **Only a yes that two of them say counts.** The machine decides. It takes a rule in which
-//! something went wrong (a built-in that cannot read what it is given, a sum of a number and
-//! a text) for one that does not apply, and a policy that allows by default would then fail
-//! open. So whatever it does not refuse is put to the library's interpreter, which ends at
-//! the first such error. The interpreter alone would not do: it answers 'undefined' to a
-//! function it does not know, which the machine's compiler refuses, and counts no steps.
-//! Only where it is certain to say the same is it not asked: the policy is plain, and
-//! nothing went wrong in the machine, which is watched for that.
+//! **Two evaluators must agree before something is allowed.** The machine evaluates first. It
+//! treats a rule in which an error occurred (a built-in with an argument of the wrong type, the
+//! sum of a number and a string) as one that does not apply, and a policy that allows by default
+//! would then fail open. So every decision that is not a refusal is repeated by the library's
+//! interpreter, which stops at the first such error. The interpreter alone is not enough: a call
+//! of an unknown function is undefined there, where the machine's compiler reports an error, and
+//! it does not count steps. The interpreter is skipped only if it is certain to agree: the policy
+//! is plain (`plain.rs`), and no error occurred in the machine (`watch.rs`).
 //!
-//! Every evaluation ends: after so many steps, which is the same everywhere, or after so
-//! much time, which is the one place in this crate where a clock is read (the library
-//! reads it).
+//! Every evaluation has a step limit, which is deterministic, and a time limit, which is the only
+//! place in this crate where a clock is read (by the library).
 
 mod calls;
 mod decision;
@@ -40,17 +39,17 @@ use regorus::utils::limits::ExecutionTimerConfig;
 use regorus::{Engine, LimitError};
 
 use self::decision::Part;
-pub use self::decision::{Decision, Failure, Said};
+pub use self::decision::{Decision, DecisionDetails, EvaluationError};
 use self::entry::Entry;
 use crate::verdict::RuleName;
 
-/// Steps between two looks at the clock. A step takes some 50 ns.
-const LOOK_EVERY: NonZeroU32 = NonZeroU32::new(128).expect("it is not zero");
+/// Steps of the machine between two reads of the clock. A step takes about 50 ns.
+const MACHINE_CLOCK_INTERVAL: NonZeroU32 = NonZeroU32::new(128).expect("it is not zero");
 
-/// The same for the interpreter, whose steps are larger.
-const LOOK_SELDOM: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
+/// Steps of the interpreter between two reads of the clock; its steps are larger.
+const INTERPRETER_CLOCK_INTERVAL: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
 
-/// Built-in functions whose answer is not decided by their arguments.
+/// Built-in functions whose result depends on more than their arguments.
 const IMPURE: [&str; 6] = [
     "http.send",
     "net.lookup_ip_addr",
@@ -60,31 +59,31 @@ const IMPURE: [&str; 6] = [
     "uuid.rfc4122",
 ];
 
-/// Brackets that may be open at a time.
-const MOST_BRACKETS: usize = 32;
+/// Maximum number of open brackets.
+const MAX_BRACKETS: usize = 32;
 
-/// How much one evaluation may take.
+/// The limits of one evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Time.
+    /// Maximum time.
     pub time: Duration,
-    /// Steps of the machine.
+    /// Maximum number of steps of the machine.
     pub steps: usize,
 }
 
 impl Budget {
-    /// The most steps of one evaluation: more than fit into any sensible time.
-    pub const MOST_STEPS: usize = 2_000_000;
+    /// Maximum number of steps of one evaluation: more than any reasonable time limit allows.
+    pub const MAX_STEPS: usize = 2_000_000;
 
-    /// As many steps as fit into `time`.
+    /// A limit by time, with the maximum number of steps.
     pub const fn of(time: Duration) -> Self {
         Self {
             time,
-            steps: Self::MOST_STEPS,
+            steps: Self::MAX_STEPS,
         }
     }
 
-    /// A part of it, for what only embellishes a decision.
+    /// A smaller budget, for rules that only add details to a decision.
     fn share(self) -> Self {
         Self {
             time: self.time / 4,
@@ -96,65 +95,65 @@ impl Budget {
 /// One file of Rego.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// What it is called in messages: its path in the bundle.
+    /// The path in the bundle, for messages.
     pub name: String,
-    /// Its text.
+    /// The source text.
     pub text: String,
 }
 
-/// A policy, ready to decide.
+/// A compiled policy.
 #[derive(Clone)]
 pub struct Bundle {
     id: Arc<str>,
     entry: Entry,
     program: Arc<Program>,
     data: regorus::Value,
-    /// Whether the machine alone can be trusted with a run in which it noted no fault.
+    /// Whether a run of the machine without errors needs no confirmation by the interpreter.
     is_plain: bool,
-    /// The interpreter with policy and data; each evaluation has a copy, which shares both.
-    strict: Engine,
+    /// The interpreter with policy and data; each evaluation clones it, which shares both.
+    interpreter: Engine,
 }
 
 impl std::fmt::Debug for Bundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut said = f.debug_struct("Bundle");
-        said.field("id", &self.id).field("rule", &self.rule());
-        said.finish_non_exhaustive()
+        let mut fields = f.debug_struct("Bundle");
+        fields.field("id", &self.id).field("rule", &self.rule());
+        fields.finish_non_exhaustive()
     }
 }
 
 /// Why a bundle cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
-    /// The policy is wrong.
+    /// The policy has an error.
     #[error("{}{what}", place.as_ref().map(|place| format!("{place}: ")).unwrap_or_default())]
     Policy {
-        /// File, line and column, where they are known.
+        /// File, line and column, if they are known.
         place: Option<String>,
-        /// What is wrong there.
+        /// The error.
         what: String,
     },
-    /// There is nothing in it.
-    #[error("there is no .rego file in it")]
+    /// The bundle has no modules.
+    #[error("the bundle contains no .rego file")]
     Empty,
-    /// The entrypoint is no path.
-    #[error("'{0}' is no entrypoint: write a path into data such as http/authz")]
+    /// The entrypoint is not a path.
+    #[error("'{0}' is not an entrypoint: use a path such as http/authz")]
     BadEntrypoint(String),
-    /// The entrypoint is not there.
+    /// The entrypoint does not exist.
     #[error(
-        "there is nothing at its entrypoint {0}: it names a rule, or a package with a rule called decision, action or allow"
+        "entrypoint {0} not found: it must be a rule, or a package with a rule named decision, action or allow"
     )]
     NoEntrypoint(String),
-    /// A decision would not be decided by its input.
-    #[error("it uses the built-in function {0}, whose answer does not depend on the input alone")]
+    /// A decision would depend on more than its input.
+    #[error("the built-in function {0} is not allowed: its result depends on more than the input")]
     Impure(String),
-    /// Data that cannot be used.
+    /// The data is invalid.
     #[error("its data cannot be used: {0}")]
     Data(String),
 }
 
 impl Bundle {
-    /// Compiles `modules` over `data`, to decide by what stands at `entrypoint`.
+    /// Compiles `modules` with `data`; the rule at `entrypoint` decides.
     pub fn compile(
         id: &str,
         entrypoint: &str,
@@ -170,18 +169,20 @@ impl Bundle {
             check_nesting(module)?;
             let package = engine
                 .add_policy(module.name.clone(), module.text.clone())
-                .map_err(|error| wrong(&error.to_string()))?;
+                .map_err(|error| policy_error(&error.to_string()))?;
             packages.push((module.name.as_str(), package));
         }
         let entry = Entry::find(&engine, entrypoint, &packages)?;
         let data = value::read(data)
             .filter(|data| matches!(data, regorus::Value::Object(_)))
-            .ok_or_else(|| BundleError::Data("it is no object, or nested too deep".to_owned()))?;
+            .ok_or_else(|| {
+                BundleError::Data("it is not an object, or nested too deeply".to_owned())
+            })?;
         let compiled = engine
             .compile_with_entrypoint(&entry.rule().into())
-            .map_err(|error| wrong(&error.to_string()))?;
+            .map_err(|error| policy_error(&error.to_string()))?;
         let program = Compiler::compile_from_policy(&compiled, &entry.rules())
-            .map_err(|error| wrong(&error.to_string()))?;
+            .map_err(|error| policy_error(&error.to_string()))?;
         let mut used = program.builtin_info_table.iter();
         if let Some(impure) = used.find(|built_in| IMPURE.contains(&built_in.name.as_str())) {
             return Err(BundleError::Impure(impure.name.clone()));
@@ -195,28 +196,28 @@ impl Bundle {
             .flatten();
         let is_plain = watched.is_some();
         let program = watched.map_or(program, Arc::new);
-        let strict = strict(engine, &entry, data.clone())?;
+        let interpreter = prepare_interpreter(engine, &entry, data.clone())?;
         let bundle = Self {
             id: id.into(),
             entry,
             program,
             data,
             is_plain,
-            strict,
+            interpreter,
         };
-        // What data and rules both define shows only here.
+        // A path that both data and rules define is detected only here.
         bundle
             .machine()
             .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
         Ok(bundle)
     }
 
-    /// Its name.
+    /// The id of the bundle.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its name among rules: `rego:<id>`.
+    /// The rule name in refusals and records: `rego:<id>`.
     pub fn rule_name(&self) -> RuleName {
         format!("rego:{}", self.id).into()
     }
@@ -229,11 +230,14 @@ impl Bundle {
     /// Decides about `input`.
     pub fn decide(&self, input: &serde_json::Value, budget: Budget) -> Decision {
         let Some(input) = value::read(input) else {
-            return Decision::Failed(Failure::Error("the input is nested too deep".to_owned()));
+            return Decision::Failed(EvaluationError::Error(
+                "the input is nested too deeply".to_owned(),
+            ));
         };
-        // The library means not to panic, and its built-ins are many.
-        catch_unwind(AssertUnwindSafe(|| self.run(input, budget)))
-            .unwrap_or_else(|_| Decision::Failed(Failure::Error("the evaluation panicked".into())))
+        // The library should not panic, but it has many built-ins.
+        catch_unwind(AssertUnwindSafe(|| self.run(input, budget))).unwrap_or_else(|_| {
+            Decision::Failed(EvaluationError::Error("the evaluation panicked".into()))
+        })
     }
 
     fn run(&self, input: regorus::Value, budget: Budget) -> Decision {
@@ -242,39 +246,39 @@ impl Bundle {
             Err(error) => return Decision::Failed(failure(&error)),
         };
         machine.set_input(input.clone());
-        let mut ask = |index: usize, budget: Budget| {
+        let mut evaluate = |index: usize, budget: Budget| {
             machine.set_max_instructions(budget.steps);
             machine.set_execution_timer_config(Some(ExecutionTimerConfig {
                 limit: budget.time,
-                check_interval: LOOK_EVERY,
+                check_interval: MACHINE_CLOCK_INTERVAL,
             }));
             machine.execute_entry_point_by_index(index)
         };
-        let (answer, mut is_sound) = watch::run(|| ask(0, budget));
+        let (answer, mut is_sound) = watch::run(|| evaluate(0, budget));
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => return Decision::Failed(failure(&error)),
         };
-        // A reason that cannot be had does not change the decision.
-        let beside = self.entry.beside().iter().zip(1..);
-        let beside: Vec<_> = beside
+        // A reason that cannot be evaluated does not change the decision.
+        let details = self.entry.details().iter().zip(1..);
+        let details: Vec<_> = details
             .map(|((part, _), index)| {
-                let (answer, part_is_sound) = watch::run(|| ask(index, budget.share()));
+                let (answer, part_is_sound) = watch::run(|| evaluate(index, budget.share()));
                 is_sound &= part_is_sound || *part != Part::Outputs;
                 (*part, answer.unwrap_or(regorus::Value::Undefined))
             })
             .collect();
-        let mut all = beside.iter().map(|(_, answer)| answer);
+        let mut all = details.iter().map(|(_, answer)| answer);
         if !value::is_shallow(&answer) || !all.all(value::is_shallow) {
-            let deep = "it is nested too deep".to_owned();
-            return Decision::Failed(Failure::Shape(deep));
+            let deep = "it is nested too deeply".to_owned();
+            return Decision::Failed(EvaluationError::Shape(deep));
         }
         let decision = Decision::read(&answer);
         if decision.is_refusal() || (self.is_plain && is_sound) {
-            return decision.hear(beside.into_iter());
+            return decision.with_parts(details.into_iter());
         }
-        // What is to be changed is a part of the decision, where a reason is not.
-        let mut outputs = self.entry.beside().iter().zip(&beside);
+        // The outputs are part of the decision and need confirmation too; a reason does not.
+        let mut outputs = self.entry.details().iter().zip(&details);
         let outputs = outputs.find(|((part, _), _)| *part == Part::Outputs);
         let outputs = outputs.filter(|_| matches!(decision, Decision::Modify { .. }));
         let confirmed = self
@@ -284,40 +288,41 @@ impl Bundle {
                 None => Ok(()),
             });
         match confirmed {
-            Ok(()) => decision.hear(beside.into_iter()),
+            Ok(()) => decision.with_parts(details.into_iter()),
             Err(failure) => Decision::Failed(failure),
         }
     }
 
-    /// Asks the interpreter, too: it has to come to the same answer without an error.
+    /// Confirms `answer` with the interpreter, which must return the same without an error.
     fn confirm(
         &self,
         rule: &str,
         input: regorus::Value,
         answer: &regorus::Value,
         limit: Duration,
-    ) -> Result<(), Failure> {
-        let mut engine = self.strict.clone();
+    ) -> Result<(), EvaluationError> {
+        let mut engine = self.interpreter.clone();
         engine.set_input(input);
         engine.set_execution_timer_config(ExecutionTimerConfig {
             limit,
-            check_interval: LOOK_SELDOM,
+            check_interval: INTERPRETER_CLOCK_INTERVAL,
         });
         match engine.eval_rule(rule.to_owned()) {
             Ok(again) if again == *answer => Ok(()),
-            Ok(_) => Err(Failure::Error(
-                "the policy can be read in two ways".to_owned(),
+            Ok(_) => Err(EvaluationError::Error(
+                "the two evaluators of Rego disagree about the policy".to_owned(),
             )),
-            // The error of a function comes as text, and this one is tried again elsewhere.
+            // A timeout inside a function is only recognisable by its text. The caller retries
+            // with a larger budget.
             Err(error)
                 if matches!(
                     error.downcast_ref(),
                     Some(LimitError::TimeLimitExceeded { .. })
                 ) || error.to_string().contains("exceeded time limit") =>
             {
-                Err(Failure::OutOfTime)
+                Err(EvaluationError::OutOfTime)
             }
-            Err(error) => Err(Failure::Error(said(&error.to_string()))),
+            Err(error) => Err(EvaluationError::Error(one_line(&error.to_string()))),
         }
     }
 
@@ -330,33 +335,37 @@ impl Bundle {
     }
 }
 
-/// The interpreter, ready to be copied: what can be worked out once is.
-fn strict(mut engine: Engine, entry: &Entry, data: regorus::Value) -> Result<Engine, BundleError> {
+/// Prepares the interpreter for cloning, with everything that can be computed once.
+fn prepare_interpreter(
+    mut engine: Engine,
+    entry: &Entry,
+    data: regorus::Value,
+) -> Result<Engine, BundleError> {
     engine
         .add_data(data)
         .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
     engine.set_strict_builtin_errors(true);
     engine
         .compile_with_entrypoint(&entry.rule().into())
-        .map_err(|error| wrong(&error.to_string()))?;
+        .map_err(|error| policy_error(&error.to_string()))?;
     Ok(engine)
 }
 
-/// The library reads nested expressions on the thread's own stack, however deep they are.
+/// Limits nesting, because the library parses nested expressions recursively without a limit.
 fn check_nesting(module: &Module) -> Result<(), BundleError> {
     let mut depth = 0_usize;
     for (number, line) in module.text.lines().enumerate() {
         for byte in line.bytes() {
-            // Brackets in texts and comments count, too: nobody writes so many.
+            // Brackets in strings and comments count, too; real policies have fewer.
             match byte {
                 b'(' | b'[' | b'{' => depth += 1,
                 b')' | b']' | b'}' => depth = depth.saturating_sub(1),
                 _ => {}
             }
-            if depth > MOST_BRACKETS {
+            if depth > MAX_BRACKETS {
                 return Err(BundleError::Policy {
                     place: Some(format!("{}:{}", module.name, number + 1)),
-                    what: format!("more than {MOST_BRACKETS} brackets are open"),
+                    what: format!("more than {MAX_BRACKETS} brackets are open"),
                 });
             }
         }
@@ -364,29 +373,30 @@ fn check_nesting(module: &Module) -> Result<(), BundleError> {
     Ok(())
 }
 
-fn failure(error: &VmError) -> Failure {
+fn failure(error: &VmError) -> EvaluationError {
     match error {
-        VmError::TimeLimitExceeded { .. } => Failure::OutOfTime,
-        VmError::InstructionLimitExceeded { .. } => Failure::OutOfSteps,
-        other => Failure::Error(decision::clean(&other.to_string())),
+        VmError::TimeLimitExceeded { .. } => EvaluationError::OutOfTime,
+        VmError::InstructionLimitExceeded { .. } => EvaluationError::OutOfSteps,
+        other => EvaluationError::Error(decision::clean(&other.to_string())),
     }
 }
 
-/// The library draws its errors over several lines; we say place and fault in one.
-fn wrong(drawn: &str) -> BundleError {
-    let (place, what) = read_drawing(drawn);
+/// Converts an error of the library, which has several lines with a drawing of the source.
+fn policy_error(drawn: &str) -> BundleError {
+    let (place, what) = parse_error_text(drawn);
     BundleError::Policy { place, what }
 }
 
-fn said(drawn: &str) -> String {
-    match read_drawing(drawn) {
+/// An error of the library as one line: location and error.
+fn one_line(drawn: &str) -> String {
+    match parse_error_text(drawn) {
         (Some(place), what) => format!("{place}: {what}"),
         (None, what) => what,
     }
 }
 
-/// Where, and what.
-fn read_drawing(drawn: &str) -> (Option<String>, String) {
+/// The location and the error in an error text of the library.
+fn parse_error_text(drawn: &str) -> (Option<String>, String) {
     let mut lines = drawn.lines().map(str::trim);
     let place = lines.clone().find_map(|line| line.strip_prefix("--> "));
     let what = lines.find_map(|line| line.strip_prefix("error: "));

@@ -1,23 +1,23 @@
-//! Which repositories of a forge a sandbox may speak to, and as whom.
+//! Access to repositories of a git host: which ones, and with which identity.
 
 use crate::reason::Reason;
 use crate::registration::{Repo, RepoName};
 use crate::verdict::Denial;
 
-/// What is asked of a repository.
+/// An operation on a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RepositoryOperation {
-    /// To be told its refs, before objects are fetched.
+    /// List refs before a fetch.
     AdvertiseFetch,
-    /// To be told its refs, before something is pushed.
+    /// List refs before a push.
     AdvertisePush,
-    /// Its objects.
+    /// Fetch objects.
     Fetch,
-    /// To take objects and move refs.
+    /// Push objects and update refs.
     Push,
-    /// To keep or give large files.
+    /// Upload or download LFS files.
     Lfs,
-    /// One of its archives or a file of a release.
+    /// Download an archive or a release file.
     Download,
 }
 
@@ -32,7 +32,7 @@ impl RepositoryOperation {
         RepositoryOperation::Download,
     ];
 
-    /// The word in records and metrics.
+    /// The name in records and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             RepositoryOperation::AdvertiseFetch => "advertise_fetch",
@@ -44,8 +44,8 @@ impl RepositoryOperation {
         }
     }
 
-    /// Whether everybody may do it with a public repository.
-    const fn is_public_reading(self) -> bool {
+    /// Whether the operation works on public repositories without a credential.
+    const fn is_public_read(self) -> bool {
         match self {
             RepositoryOperation::AdvertiseFetch
             | RepositoryOperation::Fetch
@@ -57,39 +57,41 @@ impl RepositoryOperation {
     }
 }
 
-/// As whom a sandbox may speak to a repository.
+/// The identity with which a sandbox may access a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access<'a> {
-    /// As the one it was registered for.
+pub enum RepositoryPermission<'a> {
+    /// The credentials for a repository of the sandbox's registration.
     Registered(&'a Repo),
-    /// As nobody: no credential goes with it, neither the client's nor ours.
+    /// No credentials, neither the client's nor the gate's.
     Anonymous,
 }
 
-/// Decides about one operation. `name` is none where what was asked for is no `owner/name`;
-/// `shown` is what it is called then.
+/// Decides about one operation. `name` is none if the requested repository is not `owner/name`;
+/// `shown` is its name in messages.
 pub fn authorise<'a>(
     repos: &'a [Repo],
     name: Option<&RepoName>,
     shown: &str,
     operation: RepositoryOperation,
     read_public: bool,
-) -> Result<Access<'a>, Denial> {
+) -> Result<RepositoryPermission<'a>, Denial> {
     let registered = repos.iter().find(|repo| Some(&repo.name) == name);
     match (registered, operation) {
-        // An archive is no part of what a registration speaks of.
+        // A registration does not include archives.
         (Some(repo), _) if operation != RepositoryOperation::Download => {
-            Ok(Access::Registered(repo))
+            Ok(RepositoryPermission::Registered(repo))
         }
-        _ if read_public && operation.is_public_reading() => Ok(Access::Anonymous),
+        _ if read_public && operation.is_public_read() => Ok(RepositoryPermission::Anonymous),
         (_, RepositoryOperation::Download) => {
-            Err(Denial::new(Reason::PathDenied, "git.read_public").saying(
-                "Archives and releases are not open: use git, or ask the operator to set \
-             git.read_public.",
-            ))
+            Err(
+                Denial::new(Reason::PathDenied, "git.read_public").with_message(
+                    "Downloads of archives and releases are not allowed. Use git, or ask the \
+                 operator to set git.read_public.",
+                ),
+            )
         }
         _ => Err(Denial::new(Reason::GitRepo, "git:repositories")
-            .saying(format!("Repo not authorized: {shown}"))),
+            .with_message(format!("Repo not authorized: {shown}"))),
     }
 }
 
@@ -114,12 +116,12 @@ mod tests {
         let repos = repos();
         let access = authorise(&repos, parsed.as_ref(), name, operation, read_public);
         access
-            .map(|access| matches!(access, Access::Registered(_)))
+            .map(|access| matches!(access, RepositoryPermission::Registered(_)))
             .map_err(|denial| denial.reason)
     }
 
     #[test]
-    fn a_registered_repository_is_open_and_no_other() {
+    fn only_registered_repositories_are_allowed() {
         for operation in RepositoryOperation::ALL {
             let open = operation != RepositoryOperation::Download;
             let registered = judge("O/R.git", operation, false);
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_what_is_public_is_never_done_as_anybody() {
+    fn public_read_is_anonymous_and_writes_are_refused() {
         for operation in RepositoryOperation::ALL {
             let public = judge("x/y", operation, true);
             match operation {

@@ -1,30 +1,29 @@
-//! JSON text, changed in places.
+//! Edits JSON text in place, without parsing and printing the whole.
 //!
-//! What passes through the gate is not ours to rewrite: a number of thirty digits, the order
-//! of keys and the way a letter is escaped survive only where nobody parses and prints them
-//! again. So a change is a list of spans of the text, and everything beside them stays
-//! byte for byte.
+//! Parsing and printing would change numbers with many digits, the order of keys and the
+//! escaping of characters. So a change is a list of spans of the text with their replacements,
+//! and all other bytes stay unchanged.
 //!
-//! The text is valid JSON already; what is not is an error here, never a panic.
+//! The text is expected to be valid JSON; invalid text is an error, never a panic.
 
 use std::ops::Range;
 
-/// How deep values may nest: as deep as what serde_json parses.
-const DEEPEST: usize = 128;
+/// Maximum nesting of values, the same as in serde_json.
+const MAX_DEPTH: usize = 128;
 
-/// The text is no JSON, or nested too deep.
+/// The text is not JSON, or nested too deeply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the text is no JSON, or nested too deep")]
-pub struct NoJson;
+#[error("the text is not JSON, or nested too deeply")]
+pub struct InvalidJson;
 
-/// A value in a text, with where it stands.
+/// A JSON value with its span in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) span: Range<usize>,
     pub(crate) inside: Inside,
 }
 
-/// What a value is made of.
+/// The type of a value, with its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inside {
     /// A number, true, false or null.
@@ -44,22 +43,22 @@ pub(crate) struct Entry {
 }
 
 impl Node {
-    /// Reads `text`, which is one value.
-    pub(crate) fn read(text: &str) -> Result<Self, NoJson> {
+    /// Parses `text`, which is one value.
+    pub(crate) fn read(text: &str) -> Result<Self, InvalidJson> {
         let mut reader = Reader { text, at: 0 };
-        let node = reader.value(DEEPEST)?;
+        let node = reader.value(MAX_DEPTH)?;
         match reader.next() {
             None => Ok(node),
-            Some(_) => Err(NoJson),
+            Some(_) => Err(InvalidJson),
         }
     }
 
-    /// The field `key`, where this is an object that has it.
+    /// The value of the field `key`, if this is an object that has it.
     pub(crate) fn field(&self, key: &str) -> Option<&Node> {
         match &self.inside {
             Inside::Map(entries) => {
                 let mut found = entries.iter().filter(|entry| entry.key == key);
-                // The last of equal keys counts, as in most readers.
+                // The last of equal keys counts, as in most parsers.
                 found.next_back().map(|entry| &entry.value)
             }
             Inside::Plain | Inside::Text | Inside::List(_) => None,
@@ -81,7 +80,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The next byte that is no space.
+    /// Skips white space and returns the next byte without consuming it.
     fn next(&mut self) -> Option<u8> {
         loop {
             match self.text.as_bytes().get(self.at)? {
@@ -91,34 +90,34 @@ impl Reader<'_> {
         }
     }
 
-    fn take(&mut self, wanted: u8) -> Result<(), NoJson> {
+    fn expect(&mut self, wanted: u8) -> Result<(), InvalidJson> {
         if self.next() == Some(wanted) {
             self.at += 1;
             Ok(())
         } else {
-            Err(NoJson)
+            Err(InvalidJson)
         }
     }
 
-    fn value(&mut self, left: usize) -> Result<Node, NoJson> {
-        let left = left.checked_sub(1).ok_or(NoJson)?;
-        let first = self.next().ok_or(NoJson)?;
+    fn value(&mut self, left: usize) -> Result<Node, InvalidJson> {
+        let left = left.checked_sub(1).ok_or(InvalidJson)?;
+        let first = self.next().ok_or(InvalidJson)?;
         let start = self.at;
         let inside = match first {
             b'"' => {
                 self.string()?;
                 Inside::Text
             }
-            b'[' => Inside::List(self.all(b']', |reader| reader.value(left))?),
-            b'{' => Inside::Map(self.all(b'}', |reader| reader.entry(left))?),
+            b'[' => Inside::List(self.elements(b']', |reader| reader.value(left))?),
+            b'{' => Inside::Map(self.elements(b'}', |reader| reader.entry(left))?),
             _ => {
-                let rest = self.text.get(start..).ok_or(NoJson)?;
+                let rest = self.text.get(start..).ok_or(InvalidJson)?;
                 let length = rest
                     .bytes()
                     .take_while(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b))
                     .count();
                 if length == 0 {
-                    return Err(NoJson);
+                    return Err(InvalidJson);
                 }
                 self.at += length;
                 Inside::Plain
@@ -130,15 +129,15 @@ impl Reader<'_> {
         })
     }
 
-    fn entry(&mut self, left: usize) -> Result<Entry, NoJson> {
+    fn entry(&mut self, left: usize) -> Result<Entry, InvalidJson> {
         if self.next() != Some(b'"') {
-            return Err(NoJson);
+            return Err(InvalidJson);
         }
         let start = self.at;
         let key = self.string()?;
-        let key = self.text.get(key).ok_or(NoJson)?;
-        let key = serde_json::from_str(key).map_err(|_| NoJson)?;
-        self.take(b':')?;
+        let key = self.text.get(key).ok_or(InvalidJson)?;
+        let key = serde_json::from_str(key).map_err(|_| InvalidJson)?;
+        self.expect(b':')?;
         let value = self.value(left)?;
         Ok(Entry {
             span: start..value.span.end,
@@ -147,12 +146,12 @@ impl Reader<'_> {
         })
     }
 
-    /// What stands between brackets.
-    fn all<T>(
+    /// The comma-separated elements between brackets; `end` is the closing one.
+    fn elements<T>(
         &mut self,
         end: u8,
-        mut one: impl FnMut(&mut Self) -> Result<T, NoJson>,
-    ) -> Result<Vec<T>, NoJson> {
+        mut read_element: impl FnMut(&mut Self) -> Result<T, InvalidJson>,
+    ) -> Result<Vec<T>, InvalidJson> {
         self.at += 1;
         let mut all = Vec::new();
         if self.next() == Some(end) {
@@ -160,49 +159,48 @@ impl Reader<'_> {
             return Ok(all);
         }
         loop {
-            all.push(one(self)?);
+            all.push(read_element(self)?);
             let next = self.next();
             self.at += 1;
             match next {
                 Some(b',') => {}
                 Some(byte) if byte == end => return Ok(all),
-                _ => return Err(NoJson),
+                _ => return Err(InvalidJson),
             }
         }
     }
 
-    fn string(&mut self) -> Result<Range<usize>, NoJson> {
+    fn string(&mut self) -> Result<Range<usize>, InvalidJson> {
         let start = self.at;
         let mut escaped = false;
-        let inner = self.text.as_bytes().get(start + 1..).ok_or(NoJson)?;
-        for (place, byte) in inner.iter().enumerate() {
+        let inner = self.text.as_bytes().get(start + 1..).ok_or(InvalidJson)?;
+        for (index, byte) in inner.iter().enumerate() {
             match byte {
                 _ if escaped => escaped = false,
                 b'\\' => escaped = true,
                 b'"' => {
-                    self.at = start + place + 2;
+                    self.at = start + index + 2;
                     return Ok(start..self.at);
                 }
                 _ => {}
             }
         }
-        Err(NoJson)
+        Err(InvalidJson)
     }
 }
 
-/// Changes of one text, in any order, none within another.
+/// Replacements of spans of one text, in any order. Spans must not overlap.
 #[derive(Debug, Default)]
-pub(crate) struct Edits(Vec<(Range<usize>, String)>);
+pub(crate) struct TextEdits(Vec<(Range<usize>, String)>);
 
-impl Edits {
-    /// Puts `new` where `span` is.
-    pub(crate) fn put(&mut self, span: Range<usize>, new: impl Into<String>) {
+impl TextEdits {
+    /// Replaces `span` by `new`.
+    pub(crate) fn replace(&mut self, span: Range<usize>, new: impl Into<String>) {
         self.0.push((span, new.into()));
     }
 
-    /// Takes out the entries or items of `all` for which `keeps` is false, with the commas
-    /// they need no more.
-    pub(crate) fn keep(&mut self, all: &[Range<usize>], keeps: &[bool]) {
+    /// Removes the entries or items of `all` for which `keeps` is false, with their commas.
+    pub(crate) fn retain(&mut self, all: &[Range<usize>], keeps: &[bool]) {
         let mut kept_before = false;
         for (index, (span, keep)) in all.iter().zip(keeps).enumerate() {
             if *keep {
@@ -210,12 +208,12 @@ impl Edits {
                 continue;
             }
             let before = index.checked_sub(1).and_then(|before| all.get(before));
-            let gone = match (kept_before, before, all.get(index + 1)) {
+            let removed = match (kept_before, before, all.get(index + 1)) {
                 (true, Some(before), _) => before.end..span.end,
                 (_, _, Some(after)) => span.start..after.start,
                 (_, _, None) => span.clone(),
             };
-            self.put(gone, "");
+            self.replace(removed, "");
         }
     }
 
@@ -223,31 +221,31 @@ impl Edits {
         self.0.is_empty()
     }
 
-    /// The text with every change in it.
-    pub(crate) fn apply(mut self, text: &str) -> Result<String, NoJson> {
+    /// The text with all replacements made.
+    pub(crate) fn apply(mut self, text: &str) -> Result<String, InvalidJson> {
         self.0.sort_by_key(|(span, _)| (span.start, span.end));
         let added: usize = self.0.iter().map(|(_, new)| new.len()).sum();
         let mut out = String::with_capacity(text.len() + added);
         let mut at = 0;
         for (span, new) in &self.0 {
-            out.push_str(text.get(at..span.start).ok_or(NoJson)?);
+            out.push_str(text.get(at..span.start).ok_or(InvalidJson)?);
             out.push_str(new);
             at = span.end;
         }
-        out.push_str(text.get(at..).ok_or(NoJson)?);
+        out.push_str(text.get(at..).ok_or(InvalidJson)?);
         Ok(out)
     }
 }
 
 /// The text of the value at `path`, keys from the outermost to the innermost.
-pub fn find<'a>(text: &'a str, path: &[&str]) -> Result<Option<&'a str>, NoJson> {
+pub fn find<'a>(text: &'a str, path: &[&str]) -> Result<Option<&'a str>, InvalidJson> {
     let node = Node::read(text)?;
     Ok(node.at(path).and_then(|found| text.get(found.span.clone())))
 }
 
-/// The text with `new`, which is JSON, at `path`. Objects on the way there are made where
-/// they are missing; what stands in the way and is none is replaced by one.
-pub fn set(text: &str, path: &[&str], new: &str) -> Result<String, NoJson> {
+/// The text with the value `new`, which is JSON, at `path`. Missing objects on the path are
+/// created; a value on the path that is not an object is replaced by one.
+pub fn set(text: &str, path: &[&str], new: &str) -> Result<String, InvalidJson> {
     let root = Node::read(text)?;
     let (mut node, mut rest) = (&root, path);
     while let Some((key, inner)) = rest.split_first()
@@ -255,22 +253,22 @@ pub fn set(text: &str, path: &[&str], new: &str) -> Result<String, NoJson> {
     {
         (node, rest) = (found, inner);
     }
-    let mut edits = Edits::default();
+    let mut edits = TextEdits::default();
     match (&node.inside, rest.split_first()) {
         (Inside::Map(entries), Some((key, inner))) => {
             let comma = if entries.is_empty() { "" } else { "," };
             let entry = format!("{comma}{}:{}", quote(key), wrap(inner, new));
             let end = node.span.end - 1;
-            edits.put(end..end, entry);
+            edits.replace(end..end, entry);
         }
-        _ => edits.put(node.span.clone(), wrap(rest, new)),
+        _ => edits.replace(node.span.clone(), wrap(rest, new)),
     }
     edits.apply(text)
 }
 
-/// The text without the field at `path`, and without the object it was in where nothing else
-/// is in it. Nothing where there is no such field.
-pub fn remove(text: &str, path: &[&str]) -> Result<Option<String>, NoJson> {
+/// The text without the field at `path`, and without the object that contained it if that
+/// becomes empty. None if there is no such field.
+pub fn remove(text: &str, path: &[&str]) -> Result<Option<String>, InvalidJson> {
     let root = Node::read(text)?;
     let Some((last, above)) = path.split_last() else {
         return Ok(None);
@@ -278,15 +276,15 @@ pub fn remove(text: &str, path: &[&str]) -> Result<Option<String>, NoJson> {
     if root.at(path).is_none() {
         return Ok(None);
     }
-    let only_one = |node: &Node| match &node.inside {
+    let has_no_other_key = |node: &Node| match &node.inside {
         Inside::Map(entries) => entries.iter().all(|entry| entry.key == *last),
         Inside::Plain | Inside::Text | Inside::List(_) => false,
     };
     let (above, last) = match (above.split_last(), root.at(above)) {
-        (Some((parent, outer)), Some(node)) if only_one(node) => (outer, parent),
+        (Some((parent, outer)), Some(node)) if has_no_other_key(node) => (outer, parent),
         _ => (above, last),
     };
-    let mut edits = Edits::default();
+    let mut edits = TextEdits::default();
     if let Some(Node {
         inside: Inside::Map(entries),
         ..
@@ -294,12 +292,12 @@ pub fn remove(text: &str, path: &[&str]) -> Result<Option<String>, NoJson> {
     {
         let spans: Vec<_> = entries.iter().map(|entry| entry.span.clone()).collect();
         let keeps: Vec<_> = entries.iter().map(|entry| entry.key != *last).collect();
-        edits.keep(&spans, &keeps);
+        edits.retain(&spans, &keeps);
     }
     edits.apply(text).map(Some)
 }
 
-/// A string as JSON writes it.
+/// `text` as a JSON string.
 pub(crate) fn quote(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

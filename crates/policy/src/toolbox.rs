@@ -1,10 +1,10 @@
-//! Which tools of a server an agent may use.
+//! Tool rules: which tools of an MCP server an agent may use.
 
 use crate::glob::{Token, matches_run};
 use crate::reason::Reason;
 use crate::verdict::Denial;
 
-/// A text in which `*` stands for any text, also none.
+/// A pattern in which `*` matches any text, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wildcard {
     text: Box<str>,
@@ -12,7 +12,7 @@ pub struct Wildcard {
 }
 
 impl Wildcard {
-    /// The pattern that `text` is.
+    /// Compiles the pattern `text`.
     pub fn new(text: &str) -> Self {
         let token = |byte| match byte {
             b'*' => Token::Run,
@@ -24,21 +24,21 @@ impl Wildcard {
         }
     }
 
-    /// Whether it describes `name`.
+    /// Whether the pattern matches `name`.
     pub fn matches(&self, name: &str) -> bool {
         matches_run(&self.tokens, name.as_bytes())
     }
 }
 
-/// Names that are let through, and names that are not whatever the others say.
+/// Allowed and denied tool names. A denied name is refused even if it is allowed as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct ToolNameRules {
     allow: Vec<Wildcard>,
     deny: Vec<Wildcard>,
 }
 
-impl Names {
-    /// From the operator's lists.
+impl ToolNameRules {
+    /// Compiles the operator's lists.
     pub fn new<A: AsRef<str>>(allow: &[A], deny: &[A]) -> Self {
         let read = |list: &[A]| {
             list.iter()
@@ -63,38 +63,38 @@ impl Names {
     }
 }
 
-/// Lists that hold for some callers only, beside those for all.
+/// Lists for certain callers, in addition to those for all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Narrower {
-    /// Agents; an empty list stands for any.
+pub struct CallerToolRules {
+    /// Agents; an empty list matches every agent.
     pub agents: Vec<Wildcard>,
-    /// Sandboxes; an empty list stands for any caller, in a sandbox or not.
+    /// Sandboxes; an empty list matches every caller, in a sandbox or not.
     pub sandboxes: Vec<Wildcard>,
-    /// What they may use.
-    pub names: Names,
+    /// The tools that these callers may use.
+    pub names: ToolNameRules,
 }
 
-impl Narrower {
-    fn concerns(&self, agent: &str, sandbox: Option<&str>) -> bool {
-        let among = |list: &[Wildcard], name: Option<&str>| {
+impl CallerToolRules {
+    fn applies_to(&self, agent: &str, sandbox: Option<&str>) -> bool {
+        let matches = |list: &[Wildcard], name: Option<&str>| {
             list.is_empty()
                 || name.is_some_and(|name| list.iter().any(|pattern| pattern.matches(name)))
         };
-        among(&self.agents, Some(agent)) && among(&self.sandboxes, sandbox)
+        matches(&self.agents, Some(agent)) && matches(&self.sandboxes, sandbox)
     }
 }
 
-/// Who may use which tools of one server.
+/// The rules for the tools of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Toolbox {
+pub struct ToolRules {
     server: Box<str>,
-    names: Names,
-    narrower: Vec<Narrower>,
+    names: ToolNameRules,
+    narrower: Vec<CallerToolRules>,
 }
 
-impl Toolbox {
+impl ToolRules {
     /// The rules of `server`.
-    pub fn new(server: &str, names: Names, narrower: Vec<Narrower>) -> Self {
+    pub fn new(server: &str, names: ToolNameRules, narrower: Vec<CallerToolRules>) -> Self {
         Self {
             server: server.into(),
             names,
@@ -102,12 +102,11 @@ impl Toolbox {
         }
     }
 
-    /// Whether `agent` may use the tool `name`. Every list that concerns it has to let it
-    /// through.
+    /// Decides whether `agent` may use the tool `name`: all lists that apply must allow it.
     pub fn judge(&self, name: &str, agent: &str, sandbox: Option<&str>) -> Result<(), Denial> {
         self.names.judge(&format!("tools:{}", self.server), name)?;
         for (index, narrower) in self.narrower.iter().enumerate() {
-            if narrower.concerns(agent, sandbox) {
+            if narrower.applies_to(agent, sandbox) {
                 let rule = format!("tools:{}:access:{index}", self.server);
                 narrower.names.judge(&rule, name)?;
             }
@@ -124,24 +123,24 @@ mod tests {
         list.iter().map(|text| Wildcard::new(text)).collect()
     }
 
-    fn toolbox() -> Toolbox {
+    fn toolbox() -> ToolRules {
         let narrower = vec![
-            Narrower {
+            CallerToolRules {
                 agents: wildcards(&["review-*"]),
                 sandboxes: Vec::new(),
-                names: Names::new(&["read_*", "list"], &[]),
+                names: ToolNameRules::new(&["read_*", "list"], &[]),
             },
-            Narrower {
+            CallerToolRules {
                 agents: Vec::new(),
                 sandboxes: wildcards(&["demo"]),
-                names: Names::new(&["*"], &["read_secret"]),
+                names: ToolNameRules::new(&["*"], &["read_secret"]),
             },
         ];
-        Toolbox::new("files", Names::new(&["*"], &["delete*"]), narrower)
+        ToolRules::new("files", ToolNameRules::new(&["*"], &["delete*"]), narrower)
     }
 
     #[test]
-    fn every_list_that_concerns_a_caller_counts() {
+    fn tool_must_be_allowed_by_all_lists_that_apply() {
         let cases = [
             ("read_file", "default", None, None),
             (
@@ -182,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_lets_nothing_through() {
+    fn empty_allow_list_refuses_every_tool() {
         let none: [&str; 0] = [];
-        let closed = Toolbox::new("x", Names::new(&none, &none), Vec::new());
+        let closed = ToolRules::new("x", ToolNameRules::new(&none, &none), Vec::new());
         assert!(closed.judge("anything", "a", None).is_err());
     }
 }

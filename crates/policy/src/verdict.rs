@@ -1,18 +1,18 @@
-//! What a decision returns.
+//! Verdicts: the results of decisions.
 
 use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
 
-/// The answer to 'may this happen?'. A refusal is a value, not an error.
+/// The result of a decision. A refusal is a value, not an error.
 ///
 /// Deny beats Ask, and Ask beats the rest ([`Verdict::and`]). Framing, identity, rate limits
-/// and breakers return a [`Denial`] instead: they never ask and never change anything.
+/// and breakers return a [`Denial`] instead: they never ask and never change content.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Allowed as it is.
+    /// Allowed without changes.
     Allow {
-        /// The rule that allowed it.
+        /// The rule that allowed the subject.
         rule: RuleName,
     },
     /// Allowed with changed content.
@@ -23,44 +23,44 @@ pub enum Verdict {
     Deny(Box<Denial>),
 }
 
-/// The content that replaces what was sent.
+/// A change of content by a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Modification {
-    /// The rule that asked for the change.
+    /// The rule that requires the change.
     pub rule: RuleName,
     /// The change.
     pub edits: Edits,
 }
 
-/// A change of content. Edits are applied in the order of the bundles that asked for them and
-/// never merged: each bundle decides about what the one before it left.
+/// The changed content. Edits are applied in the order of the bundles that require them and are
+/// never merged: each bundle decides about the result of the previous one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Edits {
-    /// This JSON text takes the place of the params, the result or the error of a message.
+    /// JSON text that replaces the params, the result or the error of a message.
     Json(String),
 }
 
-/// Something that an operator has to decide.
+/// A question that the operator has to decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Identifies what the question is about. An answer satisfies this digest and no other.
+    /// Identifies the subject of the question. An answer applies to this digest only.
     pub digest: Digest,
-    /// The rules that want an operator to decide; never empty.
+    /// The rules that require the operator's approval; never empty.
     pub rules: Vec<RuleName>,
-    /// Why, one sentence for each rule.
+    /// The reasons, one sentence for each rule.
     pub sentences: Vec<String>,
-    /// What only the operator is shown.
+    /// Details for the operator alone.
     pub evidence: Option<String>,
-    /// What an approval lets pass.
+    /// The scope of an approval.
     pub grants: Grant,
-    /// The policy snapshot under which it was raised.
+    /// The policy snapshot under which the question was raised.
     pub snapshot: u64,
 }
 
 /// SHA-256 over the facts of a question.
 pub type Digest = [u8; 32];
 
-/// What an approval lets pass.
+/// The scope of an approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// Every request of the sandbox to the host and port.
@@ -74,8 +74,8 @@ pub enum Grant {
 }
 
 impl Question {
-    /// One question that stands for both: the rules of each, under the digest of the first. Its
-    /// raiser gives it a digest of both where their facts differ.
+    /// Merges two questions into one with the rules of both and the digest of the first. Where
+    /// their facts differ, the caller replaces the digest.
     #[must_use]
     pub fn merge(mut self, other: Question) -> Self {
         for (rule, sentence) in other.rules.into_iter().zip(other.sentences) {
@@ -88,14 +88,14 @@ impl Question {
         self
     }
 
-    /// The refusal of a question that has no operator to answer it.
+    /// The refusal of a question that no operator can answer.
     pub fn unattended(&self) -> Denial {
         let sentence = self.sentences.first().map_or("", String::as_str);
         let denial = self.refused(Reason::AskUnattended);
-        denial.saying(format!("{sentence} {UNATTENDED}"))
+        denial.with_message(format!("{sentence} {UNATTENDED}"))
     }
 
-    /// The refusal of a question for a reason of its own.
+    /// The refusal of a question for `reason`.
     pub fn refused(&self, reason: Reason) -> Denial {
         let rule = self.rules.first().cloned();
         Denial {
@@ -105,23 +105,25 @@ impl Question {
     }
 }
 
-/// What a refusal adds where a rule wants an operator to be asked.
-pub const UNATTENDED: &str = "The operator wants to be asked, and this version cannot ask yet.";
+/// Sentence that is added to the refusal of a question that no operator can answer.
+pub const UNATTENDED: &str =
+    "Approval prompts are not available in this version, so it is refused.";
 
 impl Verdict {
-    /// The bare word, for audit records and metrics.
-    pub const fn word(&self) -> Word {
+    /// The kind of verdict, for audit records and metrics.
+    pub const fn kind(&self) -> VerdictKind {
         match self {
-            Verdict::Allow { .. } => Word::Allow,
-            Verdict::Modify(_) => Word::Modify,
-            Verdict::Ask(_) => Word::Ask,
-            Verdict::Deny(_) => Word::Deny,
+            Verdict::Allow { .. } => VerdictKind::Allow,
+            Verdict::Modify(_) => VerdictKind::Modify,
+            Verdict::Ask(_) => VerdictKind::Ask,
+            Verdict::Deny(_) => VerdictKind::Deny,
         }
     }
 
-    /// The verdict of two checks of the same content, of which `next` came later. A refusal
-    /// decides, then a question, and two questions become one. Of two verdicts that let it
-    /// pass the later one counts: it was made about what the earlier one left.
+    /// Combines the verdicts of two checks of the same content, of which `next` was the later
+    /// one. A refusal wins over a question, and a question over the rest; two questions are
+    /// merged. Of two verdicts that allow the content the later one counts, because it is about
+    /// the result of the earlier one.
     #[must_use]
     pub fn and(self, next: Verdict) -> Self {
         match (self, next) {
@@ -134,28 +136,28 @@ impl Verdict {
     }
 }
 
-/// A verdict without its circumstances.
+/// A verdict without its details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Word {
+pub enum VerdictKind {
     /// Allowed.
     Allow,
     /// Refused.
     Deny,
     /// Allowed with changes.
     Modify,
-    /// Left to a person.
+    /// The operator decides.
     Ask,
 }
 
-impl Word {
-    /// The word as it appears in records.
+impl VerdictKind {
+    /// The name in records.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Word::Allow => "allow",
-            Word::Deny => "deny",
-            Word::Modify => "modify",
-            Word::Ask => "ask",
+            VerdictKind::Allow => "allow",
+            VerdictKind::Deny => "deny",
+            VerdictKind::Modify => "modify",
+            VerdictKind::Ask => "ask",
         }
     }
 }
@@ -170,31 +172,31 @@ pub struct Denial {
     pub reason: Reason,
     /// The rule that decided.
     pub rule: RuleName,
-    /// What the agent is told.
+    /// The message for the agent.
     pub message: String,
-    /// What only the operator is told.
+    /// Details for the operator alone.
     pub evidence: Option<String>,
-    /// What an answer says beside the sentence.
+    /// Additional data for the response.
     pub detail: Option<Box<Detail>>,
 }
 
-/// What some refusals carry for the client that reads them.
+/// Additional data of some refusals, for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detail {
     /// When the client may try again.
     Retry {
         /// The host.
         upstream: String,
-        /// In how many seconds.
+        /// The delay in seconds.
         after: u64,
     },
-    /// The refs of a push that were refused for themselves, in the order of the push.
+    /// The refs of a push that rules refused, in the order of the push.
     Refs(Vec<RefDenial>),
     /// The size of a push.
     Size {
-        /// How large it is, as far as is known.
+        /// The size as far as it is known.
         bytes: u64,
-        /// How large it may be.
+        /// The maximum size.
         limit: u64,
     },
 }
@@ -204,37 +206,37 @@ pub enum Detail {
 pub struct RefDenial {
     /// The bytes of its name.
     pub name: Vec<u8>,
-    /// Why.
+    /// The refusal.
     pub denial: Denial,
 }
 
 impl Denial {
-    /// A refusal with the reason's own sentence.
+    /// A refusal with the default message of `reason`.
     pub fn new(reason: Reason, rule: impl Into<RuleName>) -> Self {
         Self {
             reason,
             rule: rule.into(),
-            message: reason.says().to_owned(),
+            message: reason.description().to_owned(),
             evidence: None,
             detail: None,
         }
     }
 
-    /// The same refusal with a more exact sentence for the agent.
+    /// Replaces the message for the agent.
     #[must_use]
-    pub fn saying(mut self, message: impl Into<String>) -> Self {
+    pub fn with_message(mut self, message: impl Into<String>) -> Self {
         self.message = message.into();
         self
     }
 
-    /// The same refusal with evidence for the operator.
+    /// Sets the evidence for the operator.
     #[must_use]
-    pub fn because(mut self, evidence: impl Into<String>) -> Self {
+    pub fn with_evidence(mut self, evidence: impl Into<String>) -> Self {
         self.evidence = Some(evidence.into());
         self
     }
 
-    /// The same refusal with detail for the client.
+    /// Sets the additional data for the client.
     #[must_use]
     pub fn with(mut self, detail: Detail) -> Self {
         self.detail = Some(Box::new(detail));
@@ -256,7 +258,7 @@ impl From<Denial> for Verdict {
     }
 }
 
-/// The name of a rule, as an operator would look it up: `allowlist:*.example.com`.
+/// The name of a rule, as the operator finds it in the configuration: `allowlist:*.example.com`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RuleName(std::sync::Arc<str>);
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_small_and_allowing_allocates_nothing() {
+    fn verdict_is_small_and_allow_does_not_allocate() {
         assert!(size_of::<Verdict>() <= 24, "{}", size_of::<Verdict>());
         assert!(size_of::<Result<Verdict, Denial>>() <= size_of::<Denial>() + 8);
     }
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn two_questions_about_the_same_facts_become_one() {
+    fn two_questions_about_same_facts_are_merged() {
         let Verdict::Ask(question) = ask("one").and(ask("two")).and(ask("one")) else {
             panic!("a question");
         };

@@ -1,22 +1,22 @@
-//! A sliding window: at most so many events in any stretch of time.
+//! Sliding window limit: at most N events in any period of a given length.
 //!
-//! A token bucket lets a burst and the refill fall into the same second. Where a limit is
-//! a promise ('ten writes a second'), the moments themselves have to be remembered.
+//! A token bucket allows a burst and the refill within the same second. Where a limit must be exact
+//! ('ten writes a second'), the times of the events are stored.
 
 use std::time::Duration;
 
 use crate::clock::Tick;
 
-/// Admits at most `N` events in any window of a given length. Exact: an event leaves the
-/// window the moment it is as old as the window is long.
+/// Admits at most `N` events in any window of a given length. An event leaves the window when its
+/// age reaches the length of the window.
 #[derive(Clone, Debug)]
 pub struct SlidingWindow<const N: usize> {
     length: Duration,
     /// A ring of the last events.
     events: [Tick; N],
-    /// Where the oldest event is, once the ring is full, and the next one goes.
+    /// Index of the next event; once the ring is full, also of the oldest one.
     next: usize,
-    /// How many events there are.
+    /// The number of events in the ring.
     held: usize,
     newest: Tick,
 }
@@ -34,18 +34,18 @@ impl<const N: usize> SlidingWindow<N> {
         }
     }
 
-    /// Admits an event at `now`, or says how long to wait until one would be admitted.
+    /// Admits an event at `now`, or returns the time until one would be admitted.
     ///
-    /// Time that goes back counts as standing still, so nothing is admitted twice.
+    /// If the clock goes back, time counts as unchanged, so no extra events are admitted.
     pub fn take(&mut self, now: Tick) -> Result<(), Duration> {
         let moment = now.max(self.newest);
         let Some(slot) = self.events.get_mut(self.next) else {
-            // The ring is never left, because `next` is taken modulo N.
+            // Unreachable, because `next` is always modulo N.
             return Err(self.length);
         };
         if self.held == N {
             let leaves = *slot + self.length;
-            // `Tick` saturates: at the end of time an event never leaves.
+            // `Tick` saturates: near its maximum an event never leaves the window.
             if leaves > moment || moment.since(*slot) < self.length {
                 return Err(leaves.since(now));
             }
@@ -72,10 +72,10 @@ mod tests {
     }
 
     #[test]
-    fn the_eleventh_write_within_a_second_is_refused() {
+    fn eleventh_event_within_window_of_ten_is_refused() {
         let mut window = SlidingWindow::<10>::new(SECOND);
-        for place in 0..10 {
-            assert_eq!(window.take(at(place * 50)), Ok(()));
+        for index in 0..10 {
+            assert_eq!(window.take(at(index * 50)), Ok(()));
         }
         assert_eq!(window.take(at(990)), Err(Duration::from_millis(10)));
         assert_eq!(window.take(at(1_000)), Ok(()));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn time_that_goes_back_admits_nothing_twice() {
+    fn clock_going_back_admits_no_extra_events() {
         let mut window = SlidingWindow::<2>::new(SECOND);
         assert_eq!(window.take(at(5_000)), Ok(()));
         assert_eq!(window.take(at(0)), Ok(()));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_time_admits_no_more_than_the_window_holds() {
+    fn maximum_time_admits_no_more_than_window_size() {
         let mut window = SlidingWindow::<3>::new(SECOND);
         let end = Tick::from_nanos(u64::MAX);
         let admitted = (0..100).filter(|_| window.take(end).is_ok()).count();
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_a_list_of_all_events(
+        fn window_agrees_with_list_of_all_events(
             steps in proptest::collection::vec(0u64..400, 1..200),
         ) {
             let mut window = SlidingWindow::<4>::new(SECOND);
@@ -126,7 +126,7 @@ mod tests {
         }
 
         #[test]
-        fn no_jump_of_the_clock_panics_or_overfills(
+        fn clock_jumps_never_panic_or_exceed_limit(
             moments in proptest::collection::vec(any::<u64>(), 1..40),
         ) {
             let mut window = SlidingWindow::<3>::new(SECOND);

@@ -7,7 +7,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a benchmark that cannot go on has nothing to say"
+    reason = "a benchmark that cannot continue has failed"
 )]
 
 use std::fs;

@@ -434,8 +434,9 @@ impl Namespace {
             weighs_sessions,
         };
         let (channel, child_end) =
-            packet::line().map_err(SandboxError::system("creating a socket pair"))?;
-        packet::widen(&channel).map_err(SandboxError::system("creating a socket pair"))?;
+            packet::socket_pair().map_err(SandboxError::system("creating a socket pair"))?;
+        packet::enlarge_buffers(&channel)
+            .map_err(SandboxError::system("creating a socket pair"))?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()

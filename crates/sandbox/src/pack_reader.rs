@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
-use policy::push::{Case, Findings};
+use policy::push::{Findings, PushContext};
 use policy::reason::Reason;
 use policy::verdict::Denial;
 use serde::{Deserialize, Serialize};
@@ -132,12 +132,12 @@ impl PackReaderError {
         let denial = Denial::new(reason, rule);
         match self {
             PackReaderError::Malformed(why) => {
-                denial.saying(format!("The push was refused: {why}."))
+                denial.with_message(format!("The push was refused: {why}."))
             }
-            PackReaderError::TooMuch(_) | PackReaderError::TimedOut(_) => denial.saying(format!(
-                "The push is too large to be scanned: {self}. Push it in parts."
-            )),
-            PackReaderError::Child(_) => denial.because(self.to_string()),
+            PackReaderError::TooMuch(_) | PackReaderError::TimedOut(_) => denial.with_message(
+                format!("The push is too large to be scanned: {self}. Push it in parts."),
+            ),
+            PackReaderError::Child(_) => denial.with_evidence(self.to_string()),
         }
     }
 }
@@ -191,7 +191,7 @@ impl PackReaderPool {
     /// Dropping the future kills the child.
     pub async fn read(
         &self,
-        case: &Case,
+        case: &PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Findings, PackReaderError> {
@@ -209,7 +209,7 @@ impl PackReaderPool {
 
     async fn read_in_child(
         &self,
-        case: Case,
+        case: PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Findings, PackReaderError> {
@@ -244,7 +244,7 @@ impl PackReaderPool {
     /// Starts a child and sends the request. The child is killed when it is dropped.
     fn start(
         &self,
-        case: &Case,
+        case: &PushContext,
         pack: Option<PackFile>,
         bases: Vec<PackFile>,
     ) -> Result<Child, PackReaderError> {
@@ -259,7 +259,7 @@ impl PackReaderPool {
             bases: bases.iter().map(|base| base.offset).collect(),
         };
         let case = write_case(case)?;
-        let (line, its) = packet::line().map_err(child_error("it could not be started"))?;
+        let (line, its) = packet::socket_pair().map_err(child_error("it could not be started"))?;
         let child = Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
@@ -301,7 +301,7 @@ impl PackReaderPool {
 }
 
 /// Writes the case to an anonymous file.
-fn write_case(case: &Case) -> Result<OwnedFd, PackReaderError> {
+fn write_case(case: &PushContext) -> Result<OwnedFd, PackReaderError> {
     let text = serde_json::to_vec(case).map_err(child_error("the case could not be sent"))?;
     if text.len() as u64 > MAX_CASE_BYTES {
         return Err(PackReaderError::TooMuch(format!(

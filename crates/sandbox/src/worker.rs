@@ -215,7 +215,7 @@ impl SnapshotWorker {
     ) -> Result<SnapshotReport, GitError> {
         let deadline = Instant::now() + Duration::from_secs(self.limits.seconds);
         let (line, its) =
-            packet::line().map_err(|error| worker_error("could not be started", &error))?;
+            packet::socket_pair().map_err(|error| worker_error("could not be started", &error))?;
         let mut child = self.start(its)?;
         let mut request = Request {
             snapshot: order.clone(),
@@ -224,7 +224,8 @@ impl SnapshotWorker {
         };
         let message = &mut request.snapshot.message;
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
-        packet::widen(&line).map_err(|error| worker_error("could not be started", &error))?;
+        packet::enlarge_buffers(&line)
+            .map_err(|error| worker_error("could not be started", &error))?;
         let sent = {
             let descriptors: Vec<_> = bundle.iter().map(AsFd::as_fd).collect();
             packet::send(line.as_fd(), &request, &descriptors)

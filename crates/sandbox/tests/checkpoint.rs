@@ -328,11 +328,11 @@ fn exceeded_bounds_are_reported_and_leave_nothing() {
     for number in 0..50 {
         fixture.write(&format!("root/workspace/{number}"), &"x".repeat(10_000));
     }
-    for (entries, bytes, said) in [(20, u64::MAX, "number"), (u64::MAX, 100_000, "size")] {
+    for (entries, bytes, printed) in [(20, u64::MAX, "number"), (u64::MAX, 100_000, "size")] {
         let bounds = CheckpointBounds { entries, bytes };
         let error = save(&fixture.fs, &fixture.at("one"), None, bounds, &quiet).unwrap_err();
         assert!(matches!(error, CheckpointError::TooMuch { .. }));
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(printed), "{error}");
         assert!(!fixture.at("one").exists());
         assert_eq!(fixture.leftovers(), 0);
     }
@@ -452,7 +452,7 @@ mod needs_root {
 
     /// A real overlay, in a new mount namespace.
     #[test]
-    fn an_overlay_over_a_restored_layer_shows_the_same() {
+    fn overlay_over_a_restored_layer_shows_the_same_files() {
         let fixture = CheckpointFixture::new();
         if !is_root(&fixture) {
             return;
@@ -480,8 +480,8 @@ mod needs_root {
                 .arg(fixture.temp.path())
                 .output()
                 .unwrap();
-            let said = String::from_utf8_lossy(&done.stderr).into_owned();
-            assert!(done.status.success(), "{said}");
+            let printed = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert!(done.status.success(), "{printed}");
         };
         run(script);
         fixture.save("one");

@@ -11,7 +11,7 @@ use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use store::audit::AuditOptions;
 use store::registry::RegistryLookup;
 use store::{Store, StoreOptions};
@@ -46,7 +46,7 @@ fn refusal(n: u64) -> AuditEvent {
     event.status = Some(403);
     event.stage = Some("authorise".to_owned());
     event.rule = Some("allowlist".into());
-    event.verdict = Some(Word::Deny);
+    event.verdict = Some(VerdictKind::Deny);
     event.reason = Some(Reason::HostDenied);
     event
 }

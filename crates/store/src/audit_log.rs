@@ -1,8 +1,9 @@
-//! Handle to the audit log: sends records to the writer, and queries, exports and verifies them.
+//! Handle to the audit log: sends records to the writer, and queries, exports and verifies
+//! them.
 //!
-//! A record counts as written when its transaction has committed. [`AuditLog::record`] adds an
-//! event to its sandbox's queue and returns; [`AuditLog::record_durable`] waits for the commit. The
-//! database is authoritative; the JSONL file is derived from it.
+//! A record counts as written when its transaction has committed. [`AuditLogHandle::record`]
+//! adds an event to its sandbox's queue and returns; [`AuditLogHandle::record_durable`] waits
+//! for the commit. The database is authoritative; the JSONL file is derived from it.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -31,11 +32,11 @@ pub enum QueueOutcome {
 
 /// A handle to the audit log. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct AuditLog {
+pub struct AuditLogHandle {
     link: Arc<Link>,
 }
 
-impl AuditLog {
+impl AuditLogHandle {
     pub(crate) fn new(link: Arc<Link>) -> Self {
         Self { link }
     }
@@ -77,7 +78,7 @@ impl AuditLog {
     }
 
     /// Queues an event that happened at `now`, unless that needs waiting: then the event is
-    /// returned, for [`AuditLog::record`].
+    /// returned, for [`AuditLogHandle::record`].
     pub fn try_record(
         &self,
         event: Box<AuditEvent>,
@@ -124,8 +125,8 @@ impl AuditLog {
         self.link.ask(Command::Flush).await
     }
 
-    /// Whether [`AuditLog::set_options`] would succeed: the writer runs, and a new JSONL file can
-    /// be written. Changes nothing. Blocks.
+    /// Whether [`AuditLogHandle::set_options`] would succeed: the writer runs, and a new JSONL
+    /// file can be written. Changes nothing. Blocks.
     pub fn check_options(&self, options: &AuditOptions) -> Result<(), StoreError> {
         if !self.link.is_running() {
             return Err(StoreError::Closed);
@@ -150,9 +151,9 @@ impl AuditLog {
         self.link.send(Command::Options(options))
     }
 
-    /// The number of the newest committed record, as it changes. A follower waits for a change and
-    /// then queries the records after its own last one; a slow follower misses no record and delays
-    /// no other.
+    /// The number of the newest committed record, as it changes. A follower waits for a change
+    /// and then queries the records after its own last one; a slow follower misses no record
+    /// and delays no other.
     pub fn follow(&self) -> watch::Receiver<u64> {
         self.link.state.committed.subscribe()
     }
@@ -162,7 +163,7 @@ impl AuditLog {
         self.link.state.exported.subscribe()
     }
 
-    /// The records that match. Blocks; see [`AuditLog::query`].
+    /// The records that match. Blocks; see [`AuditLogHandle::query`].
     pub fn query_blocking(&self, filter: &AuditFilter) -> Result<Vec<AuditRecord>, StoreError> {
         self.link.read(|conn| query::select(conn, filter))
     }
@@ -173,8 +174,8 @@ impl AuditLog {
         writer::off_thread(move || log.query_blocking(&filter)).await
     }
 
-    /// Writes the lines of the matching records to `out` and returns their number. Reads in pages,
-    /// so that neither memory nor the WAL grows while `out` is slow. Blocks.
+    /// Writes the lines of the matching records to `out` and returns their number. Reads in
+    /// pages, so that neither memory nor the WAL grows while `out` is slow. Blocks.
     pub fn export_blocking(
         &self,
         filter: &AuditFilter,

@@ -7,7 +7,7 @@ use policy::id::SandboxId;
 use policy::registration::Registration;
 use rusqlite::{Connection, TransactionBehavior, params};
 
-use crate::audit::ledger::{Changes, Ledger, Turn, unreadable};
+use crate::audit::ledger::{Changes, Ledger, LedgerTransaction, unreadable};
 use crate::connection;
 use crate::registry::RegistrySnapshot;
 use crate::schema::{self, Flaw};
@@ -54,13 +54,13 @@ impl Database {
     pub(crate) fn transact<T>(
         &mut self,
         max_bytes: u64,
-        work: impl FnOnce(&mut Turn<'_>) -> Result<T, rusqlite::Error>,
+        work: impl FnOnce(&mut LedgerTransaction<'_>) -> Result<T, rusqlite::Error>,
     ) -> Result<(T, Totals), rusqlite::Error> {
         let tx = self
             .conn
             .transaction_with_behavior(TransactionBehavior::Immediate)?;
         self.ledger.check_unchanged(&tx)?;
-        let mut turn = Turn::new(&tx, &mut self.ledger, max_bytes);
+        let mut turn = LedgerTransaction::new(&tx, &mut self.ledger, max_bytes);
         let worked = work(&mut turn).and_then(|value| turn.save().map(|()| value));
         let changes = turn.finish();
         match worked.and_then(|value| tx.commit().map(|()| value)) {

@@ -108,7 +108,7 @@ struct Worker {
     database: PathBuf,
     state: Arc<State>,
     options: Option<JsonlOptions>,
-    sink: Option<Sink>,
+    sink: Option<JsonlFile>,
     /// The last number that was written, for the case that the file is removed meanwhile.
     written: Option<u64>,
     /// When to retry after an error, and how long the pause was.
@@ -212,7 +212,7 @@ impl Worker {
         loop {
             let sink = match self.sink.take() {
                 Some(sink) => sink,
-                None => Sink::open(options, &conn, &self.database, self.written)?,
+                None => JsonlFile::open(options, &conn, &self.database, self.written)?,
             };
             let sink = self.sink.insert(sink);
             let lines = select_lines(&conn, &page(sink.seq, PAGE))?;
@@ -256,7 +256,7 @@ enum Problem {
 }
 
 /// The open file, and its last record.
-struct Sink {
+struct JsonlFile {
     file: File,
     size: u64,
     /// The next line is the first record after this number.
@@ -265,7 +265,7 @@ struct Sink {
     last: Option<Last>,
 }
 
-impl Sink {
+impl JsonlFile {
     /// Opens the file and finds the record to continue with. An incomplete line at its end is
     /// truncated. A file that cannot be continued without a gap, because it ends with a record of
     /// another database or the next record was rotated out, is rotated and a new one is started.

@@ -23,7 +23,7 @@ use policy::id::SandboxId;
 use policy::registration::Registration;
 
 use crate::audit::AuditOptions;
-use crate::audit_log::AuditLog;
+use crate::audit_log::AuditLogHandle;
 use crate::error::StoreError;
 use crate::health::{StoreHealth, StoreStats};
 use crate::registry::{RegistrationOutcome, RegistryReader};
@@ -85,8 +85,8 @@ impl Store {
     }
 
     /// The audit log.
-    pub fn audit(&self) -> AuditLog {
-        AuditLog::new(Arc::clone(&self.link))
+    pub fn audit(&self) -> AuditLogHandle {
+        AuditLogHandle::new(Arc::clone(&self.link))
     }
 
     /// Writes `row` and `event` in one transaction; both are on disk when this returns.

@@ -30,7 +30,7 @@ use crate::recovery::Staged;
 use crate::registry::RegistrySnapshot;
 use crate::{DATABASE, StoreOptions};
 
-pub(crate) use self::durable::{Answer, Durable, LiveHolder, Reply};
+pub(crate) use self::durable::{CommitCallback, Durable, LiveHolder, ReplySender};
 
 mod durable;
 mod lifecycle;
@@ -65,7 +65,7 @@ pub(crate) enum Command {
     /// Do this, and answer when it is on disk.
     Durable(Durable),
     /// Answer when everything before this is on disk.
-    Flush(Reply<()>),
+    Flush(ReplySender<()>),
     /// Change the options of the audit log.
     Options(AuditOptions),
     /// Put another database in place.
@@ -73,12 +73,12 @@ pub(crate) enum Command {
         staged: Staged,
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<()>,
+        reply: ReplySender<()>,
     },
     /// A reader found corruption.
     Broken(String),
     /// Flush and end.
-    Close(Reply<()>),
+    Close(ReplySender<()>),
     /// Run a test's closure on this thread.
     #[cfg(test)]
     Test(Box<dyn FnOnce(&mut Writer) + Send>),
@@ -122,7 +122,7 @@ impl Link {
 
     pub(crate) async fn ask<T>(
         &self,
-        command: impl FnOnce(Reply<T>) -> Command,
+        command: impl FnOnce(ReplySender<T>) -> Command,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
@@ -394,7 +394,7 @@ impl Writer {
 
         let before = self.state.snapshot.load_full();
         let mut changed: Option<RegistrySnapshot> = None;
-        let mut answers: Vec<Answer> = Vec::with_capacity(durable.len());
+        let mut answers: Vec<CommitCallback> = Vec::with_capacity(durable.len());
         let mut durable = durable.into_iter();
         let mut rotation: Result<(), rusqlite::Error> = Ok(());
         let (last_ts, may_rotate) = (self.last_ts, !self.rotation_failed);

@@ -1,8 +1,8 @@
-//! Recorded decisions: a table of requests, each with what its client saw and what the audit
-//! log holds of it, compared with a file in `tests/corpus/`.
+//! Recorded decisions: a table of requests, each with the client's result and its audit
+//! records, compared with a file in `tests/corpus/`.
 //!
 //! A refactoring of the decision core replays the tables; the files show what it changed.
-//! `UPDATE_CORPUS=1` writes the files from the binary that is there.
+//! `UPDATE_CORPUS=1` writes the files from the current binary.
 
 #![expect(
     clippy::expect_used,
@@ -20,7 +20,8 @@ use serde_json::Value;
 
 use crate::{http, wait};
 
-/// The planes whose records count. Lifecycle and configuration records belong to the fixture.
+/// The kinds of records that are compared. Lifecycle and configuration records belong to the
+/// fixture.
 const KINDS: [&str; 4] = ["http", "dns", "git", "mcp"];
 
 /// The fields of a record that a decision determines. Ids, times and byte counts are left out.
@@ -44,11 +45,11 @@ const FIELDS: [&str; 17] = [
     "count",
 ];
 
-/// How long records are waited for that the recorded file has and the log has not.
-const MISSING: Duration = Duration::from_secs(20);
+/// How long to wait for records that the recorded file has and the log lacks.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long the log must stay unchanged while a file is written.
-const QUIET: Duration = Duration::from_millis(300);
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 
 /// One table of requests, replayed against one gate.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Corpus {
         corpus
     }
 
-    /// Sends one request: `client` returns what the client saw, in a few words.
+    /// Sends one request: `client` returns a short description of the client's result.
     pub fn case(&mut self, name: &str, client: impl FnOnce() -> String) {
         assert!(
             self.seen.iter().all(|(known, _)| known != name),
@@ -144,7 +145,7 @@ impl Corpus {
         let begun = Instant::now();
         wait::until("records of a case", || {
             let records = self.records();
-            let enough = records.len() >= count || begun.elapsed() > MISSING;
+            let enough = records.len() >= count || begun.elapsed() > RECORD_TIMEOUT;
             enough.then_some(records)
         })
     }
@@ -159,7 +160,7 @@ impl Corpus {
                 records = now;
                 since = Instant::now();
             }
-            (since.elapsed() > QUIET).then(|| std::mem::take(&mut records))
+            (since.elapsed() > SETTLE_TIME).then(|| std::mem::take(&mut records))
         })
     }
 

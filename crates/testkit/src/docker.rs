@@ -27,7 +27,7 @@ const BUSYBOX: &str = "/bin/busybox";
 const IMAGE: &str = "palisade-test:latest";
 
 /// Timeout of one request to the daemon, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running Docker daemon. Dropping it ends its containers and the daemon.
 pub struct Docker {
@@ -113,7 +113,7 @@ impl Docker {
         body: &[u8],
     ) -> std::io::Result<HttpResponse> {
         let mut stream = UnixStream::connect(self.directory.path().join("docker.sock"))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: docker\r\nConnection: close\r\nContent-Type: \
@@ -150,33 +150,31 @@ impl Docker {
         for name in ["bin", "etc", "tmp", "workspace"] {
             std::fs::create_dir_all(root.join(name)).expect("a directory");
         }
-        let words = |command: &mut Command| {
+        let run = |command: &mut Command| {
             let output = command.output().expect("a program");
             assert!(output.status.success(), "{command:?}");
             String::from_utf8_lossy(&output.stdout).into_owned()
         };
         std::fs::copy(BUSYBOX, root.join("bin/busybox")).expect("busybox-static");
-        for applet in words(Command::new(BUSYBOX).arg("--list")).lines() {
+        for applet in run(Command::new(BUSYBOX).arg("--list")).lines() {
             let link = root.join("bin").join(applet);
             if applet != "busybox" {
                 std::os::unix::fs::symlink("busybox", link).expect("a link");
             }
         }
-        let linked = words(Command::new("ldd").arg(&self.program));
+        let linked = run(Command::new("ldd").arg(&self.program));
         for library in linked.split_whitespace().filter(|w| w.starts_with('/')) {
             let to = root.join(library.trim_start_matches('/'));
             std::fs::create_dir_all(to.parent().expect("a directory")).expect("a directory");
             std::fs::copy(library, to).expect("a library");
         }
         let archive = self.directory.path().join("root.tar");
-        words(
-            Command::new("tar")
-                .arg("-C")
-                .arg(&root)
-                .arg("-cf")
-                .arg(&archive)
-                .arg("."),
-        );
+        run(Command::new("tar")
+            .arg("-C")
+            .arg(&root)
+            .arg("-cf")
+            .arg(&archive)
+            .arg("."));
         let archive = std::fs::read(archive).expect("the archive");
         let (name, tag) = IMAGE.split_once(':').expect("a tag");
         let path = format!("/images/create?fromSrc=-&repo={name}&tag={tag}");
@@ -188,7 +186,7 @@ impl Docker {
     /// Runs the program in a container with the host directory `shared` at `/run/shared`.
     pub fn run(
         &self,
-        words: &[&str],
+        args: &[&str],
         environment: &[&str],
         network: Network,
         shared: &Path,
@@ -200,7 +198,7 @@ impl Docker {
         let body = json!({
             "Image": IMAGE,
             "Entrypoint": ["/bin/program"],
-            "Cmd": words,
+            "Cmd": args,
             "Env": environment,
             "HostConfig": {
                 "NetworkMode": network,

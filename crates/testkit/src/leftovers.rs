@@ -62,8 +62,8 @@ pub fn processes(gate_dir: &GateDir) -> impl Iterator<Item = i32> {
 }
 
 fn title(pid: i32) -> String {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&words).replace('\0', " ")
+    let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&command_line).replace('\0', " ")
 }
 
 fn names_in(directory: &Path) -> Vec<String> {
@@ -81,12 +81,12 @@ pub(crate) fn clear(gate_dir: &GateDir) {
     if names_in(&sandboxes).iter().any(is_id) {
         for id in names_in(&gate_dir.state().join("rows")) {
             if let Some(id) = id.strip_suffix(".json") {
-                quietly(gate_dir, &["delete", "--force", id]);
+                run_ignoring_errors(gate_dir, &["delete", "--force", id]);
             }
         }
     }
     if gate_dir.control().exists() || gate_dir.watchdog().is_some() {
-        quietly(gate_dir, &["gate", "stop", "--force"]);
+        run_ignoring_errors(gate_dir, &["gate", "stop", "--force"]);
     }
     for id in names_in(&sandboxes).into_iter().filter(is_id) {
         let record = fs::read(sandboxes.join(id).join("record.json")).unwrap_or_default();
@@ -95,7 +95,7 @@ pub(crate) fn clear(gate_dir: &GateDir) {
     }
 }
 
-fn quietly(gate_dir: &GateDir, args: &[&str]) {
+fn run_ignoring_errors(gate_dir: &GateDir, args: &[&str]) {
     let mut command = gate_dir.palisade(args);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let _ = command.current_dir("/").status();

@@ -44,9 +44,9 @@ pub struct OriginRequest {
     pub headers: HeaderMap,
     /// The body, or its first MiB.
     pub body: Bytes,
-    /// How long the body was.
+    /// The length of the body in bytes.
     pub length: u64,
-    /// What followed the body.
+    /// The trailers.
     pub trailers: HeaderMap,
 }
 
@@ -67,9 +67,9 @@ impl OriginRequest {
 pub struct OriginOptions {
     /// The certificate, if the server uses TLS.
     pub tls: Option<TlsIdentity>,
-    /// Whether it also offers HTTP/2 (in TLS).
+    /// Whether the server also offers HTTP/2 (in TLS).
     pub http2: bool,
-    /// How many HTTP/2 streams it allows at once.
+    /// The maximum number of concurrent HTTP/2 streams.
     pub streams: Option<u32>,
 }
 

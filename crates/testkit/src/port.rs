@@ -11,23 +11,24 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::UnixListener;
 
 /// The range of reserved ports.
-const FIRST: u16 = 20_000;
-const MANY: u16 = 10_000;
+const FIRST_PORT: u16 = 20_000;
+const PORT_COUNT: u16 = 10_000;
 
 /// A port on the loopback, reserved until this is dropped.
 #[derive(Debug)]
 pub struct Port {
     address: SocketAddr,
     /// An abstract Unix socket as a lock; the kernel releases it with the process.
-    _mine: UnixListener,
+    _lock: UnixListener,
 }
 
 impl Port {
     /// Reserves a port that is free for TCP and UDP.
     pub fn take() -> Self {
         let from = std::process::id();
-        let ports = (0..u32::from(MANY)).map(|n| (from.wrapping_mul(31) + n) % u32::from(MANY));
-        let mut claims = ports.filter_map(|n| Self::claim(FIRST + u16::try_from(n).ok()?));
+        let ports =
+            (0..u32::from(PORT_COUNT)).map(|n| (from.wrapping_mul(31) + n) % u32::from(PORT_COUNT));
+        let mut claims = ports.filter_map(|n| Self::claim(FIRST_PORT + u16::try_from(n).ok()?));
         claims.next().expect("a free port")
     }
 
@@ -40,7 +41,7 @@ impl Port {
         UdpSocket::bind(address).ok()?;
         Some(Self {
             address,
-            _mine: mine,
+            _lock: mine,
         })
     }
 

@@ -24,7 +24,7 @@ pub struct Pty {
     /// Length of the output that [`Pty::expect`] has matched.
     seen: usize,
     /// The settings before the command had the terminal.
-    at_first: String,
+    initial_settings: String,
 }
 
 #[expect(clippy::expect_used, reason = "a test without a terminal cannot go on")]
@@ -38,7 +38,7 @@ impl Pty {
         let mut started = rebuilt(operator, command);
         let shown = Arc::new(Mutex::new(Vec::new()));
         stty(&pair.slave, &["rows", "24", "cols", "80"]);
-        let at_first = stty(&pair.slave, &["-g"]);
+        let initial_settings = stty(&pair.slave, &["-g"]);
         let child = started
             .stdin(end())
             .stdout(end())
@@ -63,7 +63,7 @@ impl Pty {
             screen: pair.slave,
             shown,
             seen: 0,
-            at_first,
+            initial_settings,
         }
     }
 
@@ -107,7 +107,7 @@ impl Pty {
 
     /// The settings before the command started.
     pub fn settings_at_first(&self) -> &str {
-        &self.at_first
+        &self.initial_settings
     }
 
     /// The command's process.
@@ -156,14 +156,14 @@ impl Drop for Pty {
 /// The same command, started by `setsid`: the standard library has no safe way to give a child
 /// a controlling terminal.
 fn rebuilt(operator: Operator, command: &Command) -> Command {
-    let mut words = vec![command.get_program()];
-    words.extend(command.get_args());
+    let mut arguments = vec![command.get_program()];
+    arguments.extend(command.get_args());
     let mut outer = match operator {
         // The command needs root to create its mount namespace, and switches the user itself.
         Operator::SubidUser => Command::new("setsid"),
         Operator::CurrentUser | Operator::Unprivileged => operator.command("setsid"),
     };
-    outer.args(["--ctty", "--wait"]).args(words).env_clear();
+    outer.args(["--ctty", "--wait"]).args(arguments).env_clear();
     for (name, value) in command.get_envs() {
         if let Some(value) = value {
             outer.env(name, value);

@@ -127,8 +127,8 @@ impl Drop for Sshd {
 /// Type and data of a public key, without the comment.
 fn public(path: &Path) -> String {
     let text = std::fs::read_to_string(path).expect("a public key");
-    let words: Vec<&str> = text.split_whitespace().take(2).collect();
-    words.join(" ")
+    let fields: Vec<&str> = text.split_whitespace().take(2).collect();
+    fields.join(" ")
 }
 
 fn greets(address: SocketAddr) -> bool {

@@ -70,7 +70,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn arguments_come_back_byte_for_byte() {
+fn arguments_are_echoed_byte_for_byte() {
     let mut server = Server::new(&[]);
     let params = "{\"name\":\"echo_raw\",\"unknown\":[1],\"arguments\":\
         {\"z\":123456789012345678901234567890,\"a\":1e400,\"f\":1.10,\"u\":\"\\u00e9é\"}}";
@@ -87,7 +87,7 @@ fn arguments_come_back_byte_for_byte() {
 }
 
 #[test]
-fn the_newest_revision_it_knows_is_offered() {
+fn initialize_offers_the_newest_supported_revision() {
     let mut server = Server::new(&[]);
     assert_eq!(
         server.initialize("2024-11-05")["protocolVersion"],
@@ -105,7 +105,7 @@ fn the_newest_revision_it_knows_is_offered() {
 }
 
 #[test]
-fn a_call_that_is_cancelled_is_not_answered_and_says_so() {
+fn cancelled_call_gets_no_response_and_is_recorded() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("told");
     let mut server = Server::new(&[]);
@@ -116,8 +116,8 @@ fn a_call_that_is_cancelled_is_not_answered_and_says_so() {
     testkit::wait::until("the call to start", || file.exists().then_some(()));
     server.say(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7,"reason":"tired"}}"#);
     testkit::wait::until("the notification to be written", || {
-        let told = std::fs::read_to_string(&file).ok()?;
-        (told == "started\n{\"requestId\":7,\"reason\":\"tired\"}\n").then_some(())
+        let written = std::fs::read_to_string(&file).ok()?;
+        (written == "started\n{\"requestId\":7,\"reason\":\"tired\"}\n").then_some(())
     });
     assert_eq!(
         server.ask("ping", &json!({})),
@@ -126,16 +126,16 @@ fn a_call_that_is_cancelled_is_not_answered_and_says_so() {
 }
 
 #[test]
-fn what_it_asks_is_answered_by_id() {
+fn responses_to_its_requests_are_matched_by_id() {
     let mut server = Server::new(&[]);
     let params = json!({"name": "test_input_required_result_multiple_inputs", "arguments": {}});
     server.say(
         &json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).to_string(),
     );
-    let asked: Vec<Value> = (0..3)
+    let questions: Vec<Value> = (0..3)
         .map(|_| serde_json::from_str(&server.line()).unwrap())
         .collect();
-    for (number, question) in asked.iter().enumerate().rev() {
+    for (number, question) in questions.iter().enumerate().rev() {
         let answer = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"n": number}});
         server.say(&answer.to_string());
     }
@@ -145,7 +145,7 @@ fn what_it_asks_is_answered_by_id() {
 }
 
 #[test]
-fn its_description_differs_when_it_is_told_so() {
+fn describe_option_changes_the_tool_description() {
     let mut server = Server::new(&["--describe", "Something else"]);
     let listed = server.ask("tools/list", &json!({}));
     assert_eq!(
@@ -155,7 +155,7 @@ fn its_description_differs_when_it_is_told_so() {
 }
 
 #[test]
-fn lists_come_in_pages_when_told() {
+fn pages_option_paginates_lists() {
     let mut server = Server::new(&["--pages", "20"]);
     let first = server.ask("tools/list", &json!({}));
     assert_eq!(first["result"]["tools"].as_array().unwrap().len(), 20);
@@ -165,7 +165,7 @@ fn lists_come_in_pages_when_told() {
 }
 
 #[test]
-fn it_can_be_bad() {
+fn misbehaviour_options_take_effect() {
     let mut dead = Server::new(&["--die"]);
     assert_eq!(dead.child.wait().unwrap().code(), Some(3));
     let mut junk = Server::new(&["--junk-first"]);
@@ -180,7 +180,7 @@ fn it_can_be_bad() {
 }
 
 #[test]
-fn it_ends_with_its_input_unless_it_is_stubborn() {
+fn server_ends_with_its_input_unless_stubborn() {
     let mut good = Server::new(&[]);
     good.input = None;
     assert!(good.child.wait().unwrap().success());
@@ -188,8 +188,8 @@ fn it_ends_with_its_input_unless_it_is_stubborn() {
     stubborn.ask("ping", &json!({}));
     stubborn.input = None;
     let pid = stubborn.child.id().to_string();
-    let asked = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    assert!(asked.success());
+    let signalled = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(signalled.success());
     // SIGTERM is pending and not handled (proc_pid_status(5), ShdPnd; SIGTERM is 15).
     testkit::wait::until("the signal to wait in vain", || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

@@ -1,4 +1,4 @@
-//! The same calls through HTTP with SSE, as of 2024-11-05.
+//! Recorded decisions about tool calls over HTTP with SSE of revision 2024-11-05.
 
 use std::io::BufReader;
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialize
 
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// A session: its stream, and the path that takes its messages.
+/// A session: its event stream, and the path for its messages.
 struct SseSession<'a> {
     bridge: &'a Bridge,
     headers: Headers<'a>,
@@ -27,7 +27,7 @@ struct SseSession<'a> {
 }
 
 impl<'a> SseSession<'a> {
-    /// Opens a session whose server has introduced itself.
+    /// Opens and initializes a session.
     fn open(bridge: &'a Bridge, headers: Headers<'a>) -> Self {
         let mut stream = BufReader::new(bridge.send("GET", "/sse/fixture", headers, ""));
         let head = http::read_head(&mut stream).unwrap();
@@ -56,19 +56,19 @@ impl<'a> SseSession<'a> {
         outcome(&self.bridge.request("POST", path, headers, body))
     }
 
-    /// Posts a request with the id 1 and, where it is accepted, reads the stream up to the answer.
+    /// Posts a request with the id 1. If it is accepted, reads the stream up to the answer.
     fn request(&mut self, body: &str) -> String {
-        let mut seen = vec![self.post(body)];
-        if seen == ["status 202"] {
+        let mut outcomes = vec![self.post(body)];
+        if outcomes == ["status 202"] {
             let messages = events(&mut self.stream, r#""id":1"#);
             let messages = messages.iter().map(|(_, data)| serde_json::from_str(data));
-            seen.extend(messages.filter_map(|message| outcome_of_message(&message.unwrap())));
+            outcomes.extend(messages.filter_map(|message| outcome_of_message(&message.unwrap())));
         }
-        seen.join("\n")
+        outcomes.join("\n")
     }
 }
 
-/// Opens a stream: the status, and the path that takes its messages without the session's id.
+/// Opens a stream. Returns the status, and the path for its messages without the session id.
 fn open(bridge: &Bridge, method: &str, path: &str, headers: Headers<'_>) -> String {
     let mut stream = BufReader::new(bridge.send(method, path, headers, ""));
     let head = http::read_head(&mut stream).unwrap();
@@ -80,7 +80,7 @@ fn open(bridge: &Bridge, method: &str, path: &str, headers: Headers<'_>) -> Stri
     format!("status 200\nendpoint {path}")
 }
 
-/// Messages that are no request which a server may answer.
+/// Messages that are not valid requests.
 const MALFORMED: [(&str, &str); 10] = [
     ("no json", "{"),
     ("empty body", ""),
@@ -109,7 +109,7 @@ const MALFORMED: [(&str, &str); 10] = [
     ),
 ];
 
-/// Headers that a request is admitted with or refused for, whatever its path.
+/// Headers that decide whether a request is admitted.
 const SENDERS: [(&str, (&str, &str)); 8] = [
     ("host localhost", ("Host", "localhost")),
     ("foreign host", ("Host", "rebound.example")),

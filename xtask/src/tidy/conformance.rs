@@ -1,4 +1,4 @@
-//! docs/conformance.md: each promise of a seed, and what shows that it is kept.
+//! docs/conformance.md: each requirement ('promise') of a seed, and the tests that show it.
 //!
 //! ```text
 //!   | 003-17 | what is promised | done | `tests/traffic/seed.rs`: `a_test`, `another` |
@@ -33,7 +33,7 @@ pub(super) fn check(root: &Path, text: &str) -> Vec<String> {
         let problem = if seen.insert(row.id) {
             row.problem(&mut sources)
         } else {
-            Some("the number is taken".to_owned())
+            Some("the number is used twice".to_owned())
         };
         if let Some(problem) = problem {
             complaints.push(format!("{FILE}:{number}: {}: {problem}", row.id));
@@ -161,7 +161,7 @@ impl<'a> Sources<'a> {
 mod tests {
     use super::*;
 
-    /// The complaints about one row, with well-kept rows for every seed beside it.
+    /// The complaints about one row, added to valid rows for every seed.
     fn complaints(row: &str) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("a.rs"), "#[test]\nfn one() {}\n").unwrap();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn row_without_evidence_is_named() {
+    fn row_without_evidence_is_reported() {
         for (row, complaint) in [
             (
                 "| 000-2 | p | done | |",
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn test_that_does_not_exist_is_named() {
+    fn missing_test_is_reported() {
         for (evidence, complaint) in [
             ("`a.rs`: `two`", "000-2: a.rs has no test two"),
             ("`a.rs`: `on`", "000-2: a.rs has no test on"),
@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn repeated_number_and_seed_without_rows_are_named() {
+    fn repeated_number_and_seed_without_rows_are_reported() {
         let root = tempfile::tempdir().unwrap();
         let row = "| 000-1 | p | open | TODO(1) |\n";
         let found = check(root.path(), &row.repeat(2));
         assert_eq!(found.len(), SEEDS.len());
         assert_eq!(
             found.first().map(String::as_str),
-            Some("docs/conformance.md:2: 000-1: the number is taken")
+            Some("docs/conformance.md:2: 000-1: the number is used twice")
         );
         assert_eq!(
             found.last().map(String::as_str),

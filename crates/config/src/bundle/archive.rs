@@ -44,8 +44,8 @@ pub(super) fn unpack(packed: &[u8]) -> Result<Vec<BundleFile>, At> {
         if kind == EntryType::Directory || kind == EntryType::XGlobalHeader {
             continue;
         }
-        let said = entry.path().map_err(broken)?.into_owned();
-        let path = inside(&said)?;
+        let name = entry.path().map_err(broken)?.into_owned();
+        let path = path_in_bundle(&name)?;
         if is_hidden(&path) || use_of(&path).is_none() {
             continue;
         }
@@ -67,16 +67,16 @@ pub(super) fn unpack(packed: &[u8]) -> Result<Vec<BundleFile>, At> {
     Ok(files)
 }
 
-/// OPA writes names with a leading slash.
-fn inside(said: &Path) -> Result<PathBuf, At> {
+/// The path of an entry in the bundle. OPA writes names with a leading slash.
+fn path_in_bundle(name: &Path) -> Result<PathBuf, At> {
     let mut path = PathBuf::new();
-    for part in said.components() {
+    for part in name.components() {
         match part {
-            Component::Normal(name) => path.push(name),
+            Component::Normal(part) => path.push(part),
             Component::RootDir | Component::CurDir => {}
             Component::ParentDir | Component::Prefix(_) => {
                 return Err((
-                    said.to_owned(),
+                    name.to_owned(),
                     "its path is outside of the bundle".to_owned(),
                 ));
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use policy::rego::{Budget, Decision, Said};
+use policy::rego::{Budget, Decision, DecisionDetails};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -38,7 +38,7 @@ fn allows(bundle: &rego::Bundle, host: &str) -> bool {
     match decided {
         Decision::Allow(_) => true,
         Decision::Deny(said) => {
-            assert_eq!(said, Said::default());
+            assert_eq!(said, DecisionDetails::default());
             false
         }
         other => panic!("{other:?}"),
@@ -80,10 +80,13 @@ fn the_example_lets_an_agent_read_and_says_why_it_may_not_write() {
         let input = json!({"method": method, "host": host});
         example.decide(&input, Budget::of(Duration::from_secs(5)))
     };
-    assert_eq!(ask("GET", "a.example"), Decision::Allow(Said::default()));
+    assert_eq!(
+        ask("GET", "a.example"),
+        Decision::Allow(DecisionDetails::default())
+    );
     assert_eq!(
         ask("POST", "api.github.com"),
-        Decision::Allow(Said::default())
+        Decision::Allow(DecisionDetails::default())
     );
     let Decision::Deny(said) = ask("POST", "a.example") else {
         panic!("it was not denied");

@@ -152,24 +152,24 @@ impl Leaf for PortMapping {
 #[derive(Clone, Debug)]
 pub struct RegexPattern(regex::Regex);
 
-/// How long a pattern may be.
+/// Maximum length of a pattern.
 const MAX_PATTERN_BYTES: usize = 1024;
 
-/// How large a compiled pattern may be. Classes such as `\pL` are large already.
+/// Maximum size of a compiled pattern. Classes such as `\pL` are large already.
 const MAX_COMPILED_BYTES: usize = 256 * 1024;
 
-/// How many patterns one file may have for each method, and for how many methods.
+/// Maximum number of patterns for each method in one file, and of methods.
 pub(crate) const MAX_PATTERNS: usize = 256;
 pub(crate) const MAX_METHODS: usize = 16;
 
 thread_local! {
-    /// What was compiled for the file that is being read. The schema's check, the sentence
-    /// about a mistake and the deserialiser each ask, and aliases ask a thousand times.
+    /// Patterns compiled for the file that is being read. The schema check, the message of a
+    /// mistake and the deserialiser each need them, and aliases repeat them a thousand times.
     static COMPILED: RefCell<Option<HashMap<String, Result<RegexPattern, String>>>> =
         const { RefCell::new(None) };
 }
 
-/// While it lives, this thread compiles each pattern once.
+/// While this value exists, its thread compiles each pattern once.
 pub(crate) struct CompileOnce;
 
 impl Drop for CompileOnce {
@@ -184,7 +184,7 @@ impl RegexPattern {
         &self.0
     }
 
-    /// Remembers what is compiled on this thread, until the result is dropped.
+    /// Caches the patterns that this thread compiles, until the result is dropped.
     pub(crate) fn compile_once() -> CompileOnce {
         COMPILED.set(Some(HashMap::new()));
         CompileOnce
@@ -200,7 +200,7 @@ impl RegexPattern {
                     "it compiles to too much; (?-u) in front keeps classes such as \\w to ASCII"
                         .to_owned()
                 }
-                // The last line of the picture is the sentence.
+                // The last line of the multi-line error is its message.
                 error => {
                     let text = error.to_string();
                     let last = text.lines().last().unwrap_or_default().trim();

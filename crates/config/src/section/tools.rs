@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use policy::toolbox::{Names, Narrower, Toolbox, Wildcard};
+use policy::toolbox::{CallerToolRules, ToolNameRules, ToolRules, Wildcard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -78,15 +78,15 @@ pub struct ToolAccess {
 
 impl BridgedServer {
     /// The rules for which caller may use which tool of this server.
-    pub fn toolbox(&self) -> Toolbox {
+    pub fn toolbox(&self) -> ToolRules {
         let wildcards = |list: &[String]| list.iter().map(|text| Wildcard::new(text)).collect();
-        let narrower = self.access.iter().map(|access| Narrower {
+        let narrower = self.access.iter().map(|access| CallerToolRules {
             agents: wildcards(&access.agents),
             sandboxes: wildcards(&access.sandboxes),
-            names: Names::new(&access.allow, &access.deny),
+            names: ToolNameRules::new(&access.allow, &access.deny),
         });
-        let names = Names::new(&self.allow, &self.deny);
-        Toolbox::new(&self.name, names, narrower.collect())
+        let names = ToolNameRules::new(&self.allow, &self.deny);
+        ToolRules::new(&self.name, names, narrower.collect())
     }
 }
 

@@ -114,8 +114,8 @@ fn syntax_errors_are_reported_with_their_position() {
         ("a: 'x\n", "f:"),
         ("a: {b: ${X}}\n", "f:1:"),
     ] {
-        let said = parse(yaml).unwrap_err();
-        assert!(said.starts_with(start), "{yaml}: {said}");
+        let problems = parse(yaml).unwrap_err();
+        assert!(problems.starts_with(start), "{yaml}: {problems}");
     }
     assert!(
         parse("a: {b: ${X}}\n")
@@ -141,10 +141,10 @@ fn files_beyond_depth_or_size_limits_are_refused() {
         let aliases = vec![format!("*a{before}"); 10].join(", ");
         bomb.push_str(&format!("a{level}: &a{level} [{aliases}]\n"));
     }
-    let said = parse(&bomb).unwrap_err();
+    let problems = parse(&bomb).unwrap_err();
     assert!(
-        said.ends_with("more than 100000 values with aliases expanded"),
-        "{said}"
+        problems.ends_with("more than 100000 values with aliases expanded"),
+        "{problems}"
     );
 
     let long = format!(
@@ -152,10 +152,10 @@ fn files_beyond_depth_or_size_limits_are_refused() {
         "x".repeat(1 << 20),
         vec!["*a"; 100].join(", ")
     );
-    let said = parse(&long).unwrap_err();
+    let problems = parse(&long).unwrap_err();
     assert!(
-        said.ends_with("bytes of text with aliases expanded"),
-        "{said}"
+        problems.ends_with("bytes of text with aliases expanded"),
+        "{problems}"
     );
 }
 

@@ -17,7 +17,7 @@ impl Fault {
         let variable = tree
             .get(&self.pointer)
             .and_then(|node| node.variable.as_deref());
-        let said = Said {
+        let writer = MessageWriter {
             fault: self,
             name: match self.pointer.as_str() {
                 "" => "the file".to_owned(),
@@ -29,7 +29,7 @@ impl Fault {
         let (message, hint) = match &self.kind {
             Kind::UnknownKey(key) => {
                 let at = tree.key_position(&self.pointer, key);
-                let (message, hint) = said.unknown_key(key, shape);
+                let (message, hint) = writer.unknown_key(key, shape);
                 let mut problem = tree.problem(&self.pointer, message);
                 (problem.line, problem.column) = (at.line, at.column);
                 problem.pointer = join(&self.pointer, key);
@@ -38,7 +38,8 @@ impl Fault {
             }
             Kind::BadKey { key, format } => {
                 let at = tree.key_position(&self.pointer, key);
-                let mut problem = tree.problem(&self.pointer, said.bad_key(key, format.as_deref()));
+                let mut problem =
+                    tree.problem(&self.pointer, writer.bad_key(key, format.as_deref()));
                 (problem.line, problem.column) = (at.line, at.column);
                 if !names_a_user(key) {
                     problem.pointer = join(&self.pointer, key);
@@ -53,21 +54,24 @@ impl Fault {
                         let message = format!("{} needs a value", dotted(&pointer));
                         return Some(tree.problem(&pointer, message));
                     }
-                    _ => said.missing(key),
+                    _ => writer.missing(key),
                 }
             }
-            Kind::Type(types) => said.mistyped(types),
-            Kind::Word(words) => said.not_a_word(words),
-            Kind::Format(format) => (said.malformed(format), None),
-            Kind::Least(limit) => (said.bounded(&format!("at least {limit}")), None),
-            Kind::Above(limit) => (said.bounded(&format!("more than {limit}")), None),
-            Kind::Most(limit) => (said.bounded(&format!("at most {limit}")), None),
-            Kind::Below(limit) => (said.bounded(&format!("less than {limit}")), None),
-            Kind::TooFew(1) => (format!("{} must not be empty", said.name), None),
-            Kind::TooFew(limit) => (format!("{} needs at least {limit} items", said.name), None),
-            Kind::TooMany(limit) => (format!("{} has at most {limit} items", said.name), None),
-            Kind::Repeats => (format!("{} has duplicate items", said.name), None),
-            Kind::Other => (format!("{} is not valid", said.name), None),
+            Kind::Type(types) => writer.mistyped(types),
+            Kind::Word(words) => writer.not_a_word(words),
+            Kind::Format(format) => (writer.malformed(format), None),
+            Kind::Least(limit) => (writer.bounded(&format!("at least {limit}")), None),
+            Kind::Above(limit) => (writer.bounded(&format!("more than {limit}")), None),
+            Kind::Most(limit) => (writer.bounded(&format!("at most {limit}")), None),
+            Kind::Below(limit) => (writer.bounded(&format!("less than {limit}")), None),
+            Kind::TooFew(1) => (format!("{} must not be empty", writer.name), None),
+            Kind::TooFew(limit) => (
+                format!("{} needs at least {limit} items", writer.name),
+                None,
+            ),
+            Kind::TooMany(limit) => (format!("{} has at most {limit} items", writer.name), None),
+            Kind::Repeats => (format!("{} has duplicate items", writer.name), None),
+            Kind::Other => (format!("{} is not valid", writer.name), None),
         };
         let mut problem = tree.problem(&self.pointer, message);
         problem.hint = match variable {
@@ -78,15 +82,15 @@ impl Fault {
     }
 }
 
-/// What the messages are made from.
-struct Said<'a> {
+/// Writes the message of a fault: the fault, the name of its value, and the schema there.
+struct MessageWriter<'a> {
     fault: &'a Fault,
     name: String,
     hidden: bool,
     place: SchemaNode<'a>,
 }
 
-impl Said<'_> {
+impl MessageWriter<'_> {
     fn unknown_key(&self, key: &str, shape: &FileSchema) -> (String, Option<String>) {
         let known: Vec<&str> = self.place.keys().collect();
         let moved = match self.fault.pointer.as_str() {

@@ -51,9 +51,9 @@ fn a_message_names_the_variable_and_not_its_value() {
         "egress: {allowlist: './${V}'}",
         "server: {interceptor_addr: '${ADDRESS}'}",
     ] {
-        let said = refused(yaml);
-        assert_hidden(&said);
-        assert!(said.contains("${"), "{said}");
+        let problems = refused(yaml);
+        assert_hidden(&problems);
+        assert!(problems.contains("${"), "{problems}");
     }
 }
 
@@ -69,9 +69,9 @@ fn a_message_about_policy_yaml_names_the_variable_too() {
             "git: {push_limits: {hard_limit_bytes: '${SIZE}'}}\n",
         ),
     ]);
-    let said = load_in(dir.path(), &env).unwrap_err();
-    assert_hidden(&said);
-    assert!(said.contains("${SIZE}"), "{said}");
+    let problems = load_in(dir.path(), &env).unwrap_err();
+    assert_hidden(&problems);
+    assert!(problems.contains("${SIZE}"), "{problems}");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn text_that_may_hold_a_password_is_not_repeated() {
         "egress: {resolve: {'u:hunter2@h.example': '192.0.2.1:1'}}",
         "credentials: {rows: [{name: a, host: 'u:hunter2@h.example', source: 'env:A'}]}",
     ] {
-        let said = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
-        assert_hidden(&said);
+        let problems = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
+        assert_hidden(&problems);
     }
 }
 

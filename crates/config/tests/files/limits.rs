@@ -23,8 +23,8 @@ fn a_small_file_of_large_patterns_is_refused_quickly() {
         yaml.push_str(&format!("    A{key}: *b\n"));
     }
     assert!(yaml.len() < 1400);
-    let said = policy(&yaml).unwrap_err();
-    assert!(said.contains("it compiles to too much"), "{said}");
+    let problems = policy(&yaml).unwrap_err();
+    assert!(problems.contains("it compiles to too much"), "{problems}");
 
     // Ordinary patterns are far from the limit, and the message has a useful hint.
     let list = |pattern: &str| {
@@ -40,10 +40,10 @@ fn a_small_file_of_large_patterns_is_refused_quickly() {
     ] {
         assert!(list(pattern).is_ok(), "{pattern}");
     }
-    let said = list(r"^(/\w{5}){5}$").unwrap_err();
+    let problems = list(r"^(/\w{5}){5}$").unwrap_err();
     assert!(
-        said.ends_with("(?-u) in front keeps classes such as \\w to ASCII"),
-        "{said}"
+        problems.ends_with("(?-u) in front keeps classes such as \\w to ASCII"),
+        "{problems}"
     );
 }
 
@@ -52,8 +52,11 @@ fn patterns_are_bounded_in_length_and_number() {
     let list =
         |pattern: &str| format!("policy: {{blocked_api_patterns: {{GET: ['{pattern}']}}}}\n");
     assert!(policy(&list(&"a".repeat(1024))).is_ok());
-    let said = policy(&list(&"a".repeat(1025))).unwrap_err();
-    assert!(said.ends_with("it is longer than 1024 bytes"), "{said}");
+    let problems = policy(&list(&"a".repeat(1025))).unwrap_err();
+    assert!(
+        problems.ends_with("it is longer than 1024 bytes"),
+        "{problems}"
+    );
 
     let many = |count: usize| {
         let items: Vec<String> = (0..count).map(|n| format!("p{n}")).collect();
@@ -70,12 +73,12 @@ fn patterns_are_bounded_in_length_and_number() {
         "p.yaml:1:38: policy.blocked_api_patterns.GET has at most 256 items"
     );
     let methods: Vec<String> = (0..17).map(|n| format!("M{n}: [a]")).collect();
-    let said = policy(&format!(
+    let problems = policy(&format!(
         "policy: {{blocked_api_patterns: {{{}}}}}\n",
         methods.join(", ")
     ));
     assert_eq!(
-        said.unwrap_err(),
+        problems.unwrap_err(),
         "p.yaml:1:32: policy.blocked_api_patterns has at most 16 items"
     );
 }
@@ -90,8 +93,8 @@ fn very_many_mistakes_are_counted_and_only_the_first_reported() {
         (format!("version: '1.0'\n{unknown}"), 45_000),
         (format!("version: '1.0'\n{long}"), 1),
     ] {
-        let said = load(&yaml).unwrap_err();
-        let lines: Vec<&str> = said.lines().collect();
+        let problems = load(&yaml).unwrap_err();
+        let lines: Vec<&str> = problems.lines().collect();
         if count == 1 {
             assert_eq!(lines.len(), 1);
         } else {

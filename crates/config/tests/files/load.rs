@@ -147,10 +147,10 @@ fn more_ports_than_a_sandbox_can_intercept_are_refused() {
     };
     let settings = ports(27).unwrap();
     assert_eq!(settings.captured_ports(&[]).len(), 28);
-    let said = ports(28).unwrap_err();
+    let problems = ports(28).unwrap_err();
     assert!(
-        said.contains("are 29 different ports: a sandbox captures at most 28"),
-        "{said}"
+        problems.contains("are 29 different ports: a sandbox captures at most 28"),
+        "{problems}"
     );
 }
 
@@ -340,9 +340,9 @@ fn variable_becomes_a_number_only_where_one_is_expected() {
         "palisade.yaml",
         "version: '1.0'\negress: {domains: '${D}'}\n",
     )]);
-    let said = load_in(dir.path(), &|_| Some("[a.example]".into())).unwrap_err();
+    let problems = load_in(dir.path(), &|_| Some("[a.example]".into())).unwrap_err();
     assert_eq!(
-        said,
+        problems,
         "palisade.yaml:2:19: egress.domains must be a list, not this text; the value comes from ${D}"
     );
 }

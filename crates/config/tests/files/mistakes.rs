@@ -318,8 +318,8 @@ fn the_value_of_a_secret_is_never_in_a_message() {
         "credentials: {rows: [{name: a, host: b, source: hunter2}]}",
         "git: {mirrors: [{name: a, upstream: 'https://u:hunter2@git.example/x'}]}",
     ] {
-        let said = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
-        assert!(!said.contains(secret), "{yaml}: {said}");
+        let problems = load(&format!("version: '1.0'\n{yaml}\n")).unwrap_err();
+        assert!(!problems.contains(secret), "{yaml}: {problems}");
     }
     // The value of a variable is not shown either, wherever it is used.
     for yaml in [
@@ -330,9 +330,12 @@ fn the_value_of_a_secret_is_never_in_a_message() {
         "tools: '${V}'",
     ] {
         let dir = directory(&[("palisade.yaml", &format!("version: '1.0'\n{yaml}\n"))]);
-        let said = load_in(dir.path(), &|_| Some(secret.to_owned())).unwrap_err();
-        assert!(!said.contains(secret), "{yaml}: {said}");
-        assert!(said.ends_with("the value comes from ${V}"), "{said}");
+        let problems = load_in(dir.path(), &|_| Some(secret.to_owned())).unwrap_err();
+        assert!(!problems.contains(secret), "{yaml}: {problems}");
+        assert!(
+            problems.ends_with("the value comes from ${V}"),
+            "{problems}"
+        );
     }
 }
 
@@ -400,20 +403,26 @@ fn one_host_in_two_spellings_is_a_mistake() {
 #[test]
 fn path_that_is_not_a_file_is_reported() {
     let dir = directory(&[]);
-    let said = |path: &Path| {
+    let first_message = |path: &Path| {
         let problems = config::load(Some(path), &no_env).unwrap_err();
         problems.iter().next().unwrap().message.clone()
     };
     assert_eq!(
-        said(&dir.path().join("none.yaml")),
+        first_message(&dir.path().join("none.yaml")),
         "cannot be read: no such file"
     );
-    assert_eq!(said(dir.path()), "cannot be read: not a regular file");
-    assert_eq!(said(Path::new("/")), "does not name a file");
+    assert_eq!(
+        first_message(dir.path()),
+        "cannot be read: not a regular file"
+    );
+    assert_eq!(first_message(Path::new("/")), "does not name a file");
     let fifo = dir.path().join("fifo");
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_eq!(said(&fifo), "cannot be read: not a regular file");
+    assert_eq!(first_message(&fifo), "cannot be read: not a regular file");
     let huge = dir.path().join("huge");
     std::fs::write(&huge, vec![b'#'; (4 << 20) + 1]).unwrap();
-    assert_eq!(said(&huge), "cannot be read: larger than 4194304 bytes");
+    assert_eq!(
+        first_message(&huge),
+        "cannot be read: larger than 4194304 bytes"
+    );
 }

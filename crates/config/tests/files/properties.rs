@@ -169,8 +169,8 @@ proptest! {
         let elsewhere = format!(
             "version: \"1.0\"\ntools:\n- name: t\n  command: [\"${{{variable}}}\"]\n  description: \"{around}${{{variable}}}\"\n"
         );
-        let said = load_bytes(elsewhere.as_bytes(), &|_| None).unwrap_err();
-        prop_assert_eq!(said.matches(&sentence).count(), 2, "{}", said);
+        let problems = load_bytes(elsewhere.as_bytes(), &|_| None).unwrap_err();
+        prop_assert_eq!(problems.matches(&sentence).count(), 2, "{}", problems);
     }
 
     // **Feature: unified-sidecar, Property 16: E2B Runtime Configuration Parsing**
@@ -219,12 +219,12 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        config::exercise(&bytes);
+        config::fuzz_check(&bytes);
     }
 
     #[test]
     fn arbitrary_yaml_never_panics(text in "([a-z]{1,4}|[-:?,\\[\\]{}#&*!|>'\"%@` \n]|: |\n  |- |\\$\\{[A-Z]\\}|[0-9.]{1,3}){0,80}") {
-        config::exercise(text.as_bytes());
+        config::fuzz_check(text.as_bytes());
     }
 
     /// Nearly valid files reach the later stages.
@@ -242,7 +242,7 @@ proptest! {
             let start = at.index(text.len());
             let end = (start + length).min(text.len());
             let damaged = format!("{}{patch}{}", &text[..start], &text[end..]);
-            config::exercise(damaged.as_bytes());
+            config::fuzz_check(damaged.as_bytes());
         }
     }
 

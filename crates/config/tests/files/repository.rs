@@ -238,10 +238,10 @@ fn repository_file_that_is_a_link_pipe_or_large_is_refused() {
     let path = fixture.repo().join(FILE_NAME);
     std::fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
-    let said = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
+    let problems = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
     assert!(
-        said.ends_with("cannot be read: not a regular file"),
-        "{said}"
+        problems.ends_with("cannot be read: not a regular file"),
+        "{problems}"
     );
 
     std::fs::remove_file(&path).unwrap();
@@ -250,13 +250,13 @@ fn repository_file_that_is_a_link_pipe_or_large_is_refused() {
 
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, vec![b'#'; (64 << 10) + 1]).unwrap();
-    let said = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
-    assert!(said.ends_with("larger than 65536 bytes"), "{said}");
+    let problems = RepoFile::load(&fixture.repo()).unwrap_err().to_string();
+    assert!(problems.ends_with("larger than 65536 bytes"), "{problems}");
 
-    let said = refused("\"\\e]52;c;x\\a\": 1\nimage: \"\\e[2J\\u202e\"\n");
+    let problems = refused("\"\\e]52;c;x\\a\": 1\nimage: \"\\e[2J\\u202e\"\n");
     assert!(
-        !said.contains('\u{1b}') && !said.contains('\u{202e}'),
-        "{said}"
+        !problems.contains('\u{1b}') && !problems.contains('\u{202e}'),
+        "{problems}"
     );
 }
 

@@ -1,4 +1,4 @@
-//! What is read as what.
+//! Tests of request parsing: routes, parameters and bodies.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::openapi::RequestContent;
 const NOW: UnixMillis = UnixMillis::new(1_790_000_000_000);
 const ROW: &str = r#"{"container_ip":"10.0.0.1","container_id":"abc","repos":[]}"#;
 
-fn asked(method: &str, target: &str, body: &str) -> Result<ApiRequest, ControlError> {
+fn request(method: &str, target: &str, body: &str) -> Result<ApiRequest, ControlError> {
     let (path, query) = target
         .split_once('?')
         .map_or((target, None), |(p, q)| (p, Some(q)));
@@ -21,7 +21,7 @@ fn asked(method: &str, target: &str, body: &str) -> Result<ApiRequest, ControlEr
 }
 
 fn read(method: &str, target: &str, body: &str) -> Result<Action, ControlError> {
-    read_action(&asked(method, target, body)?, NOW)
+    read_action(&request(method, target, body)?, NOW)
 }
 
 fn status(result: Result<Action, ControlError>) -> u16 {
@@ -29,7 +29,7 @@ fn status(result: Result<Action, ControlError>) -> u16 {
 }
 
 #[test]
-fn every_route_of_the_document_is_read_as_the_action_it_names() {
+fn every_documented_route_parses_to_its_action() {
     for route in ROUTES {
         let path = route.path.replace("{id}", "abc");
         let path = path.replace("{request}", "01M7H3RARVNE2837QB27MYVE9K");
@@ -62,7 +62,7 @@ fn every_route_of_the_document_is_read_as_the_action_it_names() {
 }
 
 #[test]
-fn a_known_path_with_another_method_says_which_methods_there_are() {
+fn known_path_with_wrong_method_lists_the_allowed_methods() {
     match read("PUT", "/internal/containers", "") {
         Err(ControlError::Method(allowed)) => assert_eq!(allowed, "POST, GET"),
         other => panic!("{other:?}"),
@@ -83,7 +83,7 @@ fn a_known_path_with_another_method_says_which_methods_there_are() {
 }
 
 #[test]
-fn an_id_in_the_path_is_decoded_once_and_checked() {
+fn id_in_the_path_is_decoded_once_and_validated() {
     let id = |text: &str| SandboxId::parse(text).unwrap();
     assert_eq!(
         read("DELETE", "/internal/containers/a%62c", "").unwrap(),
@@ -118,7 +118,7 @@ fn unknown_fields_are_ignored_for_existing_programs_only() {
 }
 
 #[test]
-fn health_is_checked_unless_the_query_says_otherwise() {
+fn health_runs_its_checks_unless_the_query_disables_them() {
     for (target, depth) in [
         ("/internal/health", HealthDepth::Checked),
         ("/v1/health?checks=true", HealthDepth::Checked),
@@ -132,7 +132,7 @@ fn health_is_checked_unless_the_query_says_otherwise() {
 }
 
 #[test]
-fn audit_queries_take_what_they_know_and_refuse_the_rest() {
+fn audit_query_refuses_unknown_parameters_and_values() {
     let target = "/v1/audit?sandbox=abc&kind=http&verdict=deny&reason=host_denied&after=7&limit=5&newest_first=true";
     let Action::QueryAudit(query) = read("GET", target, "").unwrap() else {
         panic!()
@@ -161,7 +161,7 @@ fn audit_queries_take_what_they_know_and_refuse_the_rest() {
 }
 
 #[test]
-fn a_file_is_named_by_an_absolute_path() {
+fn relative_file_path_is_refused() {
     assert_eq!(
         status(read("POST", "/v1/registry/backup", r#"{"path":"b.db"}"#)),
         400
@@ -178,7 +178,7 @@ fn a_file_is_named_by_an_absolute_path() {
 }
 
 #[test]
-fn only_registry_writes_count_against_the_limit() {
+fn only_registry_writes_count_against_the_rate_limit() {
     for (method, path, counts) in [
         ("POST", "/internal/containers", true),
         ("DELETE", "/internal/containers/a", true),
@@ -187,7 +187,7 @@ fn only_registry_writes_count_against_the_limit() {
         ("POST", "/v1/config/reload", false),
     ] {
         assert_eq!(
-            asked(method, path, "").unwrap().is_registry_write(),
+            request(method, path, "").unwrap().is_registry_write(),
             counts,
             "{method} {path}"
         );
@@ -195,7 +195,7 @@ fn only_registry_writes_count_against_the_limit() {
 }
 
 #[test]
-fn docs_openapi_json_is_what_the_door_serves() {
+fn docs_openapi_json_is_up_to_date() {
     let path = std::path::Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap())
         .join("../../docs/openapi.json");
     let document = format!("{:#}\n", crate::openapi::document());
@@ -211,7 +211,7 @@ fn docs_openapi_json_is_what_the_door_serves() {
 
 proptest! {
     #[test]
-    fn no_target_or_body_panics_the_door(path in "(/[ -~]{0,12}){0,5}", query in "[ -~]{0,30}", body in ".{0,60}") {
+    fn arbitrary_requests_never_panic(path in "(/[ -~]{0,12}){0,5}", query in "[ -~]{0,30}", body in ".{0,60}") {
         for method in ["GET", "POST", "DELETE"] {
             if let Err(error) = read(method, &format!("{path}?{query}"), &body) {
                 prop_assert!(error.respond().0.is_client_error());

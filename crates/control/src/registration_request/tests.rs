@@ -15,28 +15,28 @@ fn read(body: &Value) -> Result<Registration, String> {
     request(body, UnknownFields::Refuse).map(|request| request.row)
 }
 
-fn seed() -> Value {
+fn valid_body() -> Value {
     json!({"container_ip": "172.18.0.5", "container_id": "abc", "repos": ["o/r"]})
 }
 
 fn with(field: &str, value: Value) -> Value {
-    let mut body = seed();
+    let mut body = valid_body();
     body[field] = value;
     body
 }
 
 #[test]
-fn the_first_shape_has_the_seeds_defaults() {
-    let row = read(&seed()).unwrap();
+fn first_format_applies_its_defaults() {
+    let row = read(&valid_body()).unwrap();
     assert_eq!(row.id.as_str(), "abc");
     assert_eq!(row.ip, Some("172.18.0.5".parse().unwrap()));
     assert_eq!(row.repos[0].name.as_str(), "o/r");
     assert_eq!(row.auth_mode, AuthMode::User);
-    assert_eq!(row.expires, NOW.plus(DEFAULT_LIFE));
+    assert_eq!(row.expires, NOW.plus(DEFAULT_LIFETIME));
 }
 
 #[test]
-fn the_later_shape_finds_its_repositories_in_metadata() {
+fn later_format_reads_repositories_from_metadata() {
     let row = read(&json!({
         "container_id": "abc", "ip_address": "::ffff:172.18.0.5", "ttl_seconds": 60,
         "metadata": {"repos": ["o/r"], "repo": "O/Other.git", "auth_mode": "bot", "n": 1.5}
@@ -51,7 +51,7 @@ fn the_later_shape_finds_its_repositories_in_metadata() {
 }
 
 #[test]
-fn a_repository_may_carry_its_own_push_limit() {
+fn repository_may_have_its_own_push_limit() {
     let row = read(&with(
         "repos",
         json!([{"name": "o/r", "max_receive_pack_bytes": 524288000}]),
@@ -63,7 +63,7 @@ fn a_repository_may_carry_its_own_push_limit() {
 }
 
 #[test]
-fn every_wrong_field_is_named() {
+fn error_names_every_invalid_field() {
     let cases = [
         (json!([]), "The request body must be a JSON object"),
         (
@@ -142,7 +142,7 @@ fn every_wrong_field_is_named() {
 #[test]
 fn unknown_fields_are_ignored_with_one_bounded_warning() {
     let ignore = |body: &Value| request(body, UnknownFields::Ignore).unwrap();
-    assert_eq!(ignore(&seed()).warnings, [""; 0]);
+    assert_eq!(ignore(&valid_body()).warnings, [""; 0]);
     let mut body = with("auth_mod", json!("bot"));
     body["ttl_seconds"] = json!(5);
     body["repos"] = json!([{"name": "o/r", "limit": 1}, {"name": "o/s", "limit": 2}]);
@@ -150,9 +150,9 @@ fn unknown_fields_are_ignored_with_one_bounded_warning() {
     let expected = "Ignored unknown fields: ['auth_mod', 'repos[].limit', 'ttl_seconds']";
     assert_eq!(read.warnings, [expected]);
     assert_eq!(read.row.auth_mode, AuthMode::User);
-    assert_eq!(read.row.expires, NOW.plus(DEFAULT_LIFE));
+    assert_eq!(read.row.expires, NOW.plus(DEFAULT_LIFETIME));
 
-    let mut many = seed();
+    let mut many = valid_body();
     for number in 10..110 {
         many[format!("f{number}{}", "x\n".repeat(500))] = json!(1);
     }
@@ -162,9 +162,9 @@ fn unknown_fields_are_ignored_with_one_bounded_warning() {
 }
 
 #[test]
-fn a_live_holder_is_replaced_only_where_the_request_says_so() {
+fn live_registration_is_replaced_only_on_request() {
     let replace = |body: &Value| request(body, UnknownFields::Refuse).map(|r| r.replace);
-    assert_eq!(replace(&seed()), Ok(false));
+    assert_eq!(replace(&valid_body()), Ok(false));
     assert_eq!(replace(&with("replace", json!(null))), Ok(false));
     assert_eq!(replace(&with("replace", json!(true))), Ok(true));
     let later = json!({"container_id": "a", "ip_address": "10.0.0.1", "replace": true});
@@ -177,7 +177,7 @@ fn a_live_holder_is_replaced_only_where_the_request_says_so() {
 
 proptest! {
     #[test]
-    fn a_hostile_string_changes_nothing_but_its_own_field(key in any::<String>(), text in any::<String>()) {
+    fn hostile_metadata_changes_only_its_own_field(key in any::<String>(), text in any::<String>()) {
         let plain = read(&with("metadata", json!({}))).unwrap();
         let row = read(&with("metadata", json!({ (key.clone()): text.clone() }))).unwrap();
         prop_assert_eq!(row.metadata.get(&key), Some(&json!(text)));
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic_and_never_yield_a_dead_row(body in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_never_panic_nor_yield_expired_rows(body in prop::collection::vec(any::<u8>(), 0..200)) {
         if let Ok(request) = read_registration(&body, NOW, UnknownFields::Ignore) {
             prop_assert!(request.row.is_live(NOW) && request.row.ip.is_some());
         }

@@ -1,4 +1,4 @@
-//! Files of a sandbox: kept, put back, given to another.
+//! Checkpoints of a sandbox's files: save, list, restore and fork.
 
 use config::Settings;
 use http::StatusCode;
@@ -13,49 +13,49 @@ use super::create_plan::CreateGrants;
 use super::{Sandboxes, bounds, describe};
 use crate::body::{ForkBody, LabelBody, RestoreBody};
 use crate::remote_backend;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
 impl Sandboxes {
-    /// The checkpoints of one.
-    pub async fn checkpoints(&self, id: SandboxId) -> Result<Reply, ControlError> {
-        let all = self.ask(move |manager| manager.checkpoints(&id));
-        Ok(Reply::ok(json!(all.await?)))
+    /// The checkpoints of a sandbox.
+    pub async fn checkpoints(&self, id: SandboxId) -> Result<ControlReply, ControlError> {
+        let all = self.run_blocking(move |manager| manager.checkpoints(&id));
+        Ok(ControlReply::ok(json!(all.await?)))
     }
 
-    /// Keeps the files of one under a label.
+    /// Saves the files of a sandbox under a label.
     pub async fn checkpoint(
         &self,
         store: &Store,
         id: SandboxId,
         body: LabelBody,
-    ) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let (of, label) = (id.clone(), body.label.clone());
         let copied = self
-            .ask(move |manager| manager.checkpoint(&of, &label))
+            .run_blocking(move |manager| manager.checkpoint(&of, &label))
             .await?;
         let event = AuditEvent::lifecycle("sandbox_checkpoint", Some(id));
         store.audit().record_durable(event, wall_now()).await?;
-        Ok(Reply::Json(
+        Ok(ControlReply::Json(
             StatusCode::CREATED,
             json!({ "label": body.label, "copied": copied }),
         ))
     }
 
-    /// Puts the files of a checkpoint back. What they take the place of is committed to the
-    /// branch first.
+    /// Restores the files of a checkpoint. The files they replace are committed to the branch
+    /// first.
     pub async fn restore(
         &self,
         store: &Store,
         settings: &Settings,
         id: SandboxId,
         body: RestoreBody,
-    ) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let (mut shown, report) = self
-            .ask(move |manager| {
+            .run_blocking(move |manager| {
                 let row = manager.row(&of)?;
                 manager.find_checkpoint(&of, &body.label)?;
                 let report = if row.repository.is_none() || body.no_snapshot {
@@ -72,29 +72,29 @@ impl Sandboxes {
             .await?;
         let event = AuditEvent::lifecycle("sandbox_restored", Some(id.clone()));
         store.audit().record_durable(event, wall_now()).await?;
-        // It was started again, and has new sockets.
+        // The restarted sandbox has new sockets.
         self.traffic.detach(&id);
         self.serve(&id).await?;
         if let Some(fields) = shown.as_object_mut() {
             fields.insert("snapshot".to_owned(), json!(report));
         }
-        Ok(Reply::ok(shown))
+        Ok(ControlReply::ok(shown))
     }
 
-    /// Makes a sandbox with the files and the branch of another.
+    /// Creates a sandbox with the files and the branch of another.
     pub async fn fork(
         &self,
         store: &Store,
         settings: &Settings,
         id: SandboxId,
         body: ForkBody,
-    ) -> Result<Reply, ControlError> {
-        remote_backend::refuse_its_name(&body.name, settings)?;
-        let turn = self.turns.take(&id).await;
+    ) -> Result<ControlReply, ControlError> {
+        remote_backend::refuse_remote_name(&body.name, settings)?;
+        let lock = self.locks.acquire(&id).await;
         let (of, bounds, trust) = (id.clone(), bounds(settings), self.traffic.trust());
         let row = self
-            .ask(move |manager| {
-                // The new branch begins with everything there is.
+            .run_blocking(move |manager| {
+                // The new branch starts with the uncommitted work, too.
                 if manager.row(&of)?.repository.is_some() {
                     let message = format!("before the fork {}", body.name);
                     manager.snapshot(&of, &message, &bounds)?;
@@ -102,20 +102,20 @@ impl Sandboxes {
                 manager.fork(&of, &body.name, &trust)
             })
             .await?;
-        drop(turn);
+        drop(lock);
         let (repos, auth_mode) = match store.registry().by_id(&id) {
             RegistryLookup::Found(source) => (source.repos.clone(), source.auth_mode),
             RegistryLookup::Unknown | RegistryLookup::Unavailable => (Vec::new(), AuthMode::User),
         };
-        // The ports of the host lead to the original.
-        let who = CreateGrants {
+        // The published ports stay with the original.
+        let grants = CreateGrants {
             repos,
             auth_mode,
             publish: Vec::new(),
             file_ports: Vec::new(),
         };
-        // The setup has left its traces in the files.
-        let shown = self.complete(store, row, who, None).await?;
-        Ok(Reply::Json(StatusCode::CREATED, shown))
+        // The copied files contain the result of the set-up command.
+        let shown = self.complete(store, row, grants, None).await?;
+        Ok(ControlReply::Json(StatusCode::CREATED, shown))
     }
 }

@@ -1,4 +1,4 @@
-//! What a request for a sandbox means, by the settings in force.
+//! Plan for a new sandbox: the create request combined with the settings in force.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,41 +13,41 @@ use sandbox::manager::NewSandbox;
 use serde_json::json;
 
 use super::repository::RepositoryInfo;
-use super::repository_file::Applied;
+use super::repository_file::AppliedFile;
 use super::{git_redirects, ports};
 use crate::body::{CreateBody, PortBody};
 use crate::registration_request::read_repos;
 use crate::remote_backend;
 use crate::reply::ControlError;
 
-/// What a request for a sandbox means.
+/// A validated create request, with defaults from the settings.
 pub(super) struct CreatePlan {
     pub(super) wanted: NewSandbox,
-    pub(super) who: CreateGrants,
+    pub(super) grants: CreateGrants,
     pub(super) setup: Option<Setup>,
 }
 
-/// What is known about the set-up command, beside the command itself.
+/// Origin and timeout of the set-up command.
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
-    /// The option or key that it was given by.
+    /// The option or key that names the command.
     pub(super) origin: &'static str,
-    /// How long it may take.
+    /// Timeout of the command.
     pub(super) timeout: Duration,
 }
 
-/// What a sandbox is to the world.
+/// Repositories, push identity and published ports of a new sandbox.
 pub(super) struct CreateGrants {
     pub(super) repos: Vec<Repo>,
     pub(super) auth_mode: AuthMode,
-    /// Ports of the host that shall lead inside.
+    /// Ports to publish on the host.
     pub(super) publish: Vec<PortBody>,
-    /// Ports that the repository's trusted file wants published.
+    /// Ports that the repository's trusted file publishes.
     pub(super) file_ports: Vec<PortMapping>,
 }
 
 impl CreatePlan {
-    /// Reads a request. `host` is what was found at `body.repository`.
+    /// Validates a request. `host` is the repository at `body.repository`.
     pub(super) fn read(
         body: CreateBody,
         host: &RepositoryInfo,
@@ -55,14 +55,15 @@ impl CreatePlan {
     ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
         check_backend(body.backend.as_deref().unwrap_or(configured))?;
-        remote_backend::refuse_its_name(&body.name, settings)?;
+        remote_backend::refuse_remote_name(&body.name, settings)?;
         if body
             .repository
             .as_ref()
             .is_some_and(|path| !path.is_absolute())
         {
             return Err(ControlError::Bad(
-                "repository must be absolute: the gate has its own directory".to_owned(),
+                "repository must be an absolute path: the gate has its own working directory"
+                    .to_owned(),
             ));
         }
         let auth_mode = match body.auth_mode.as_deref() {
@@ -89,12 +90,12 @@ impl CreatePlan {
             ports::check_host(one.host)?;
             if one.port == 0 {
                 return Err(ControlError::Bad(format!(
-                    "{} must lead to a port inside, and 0 is none",
+                    "cannot publish {}: the port in the sandbox must not be 0",
                     one.host
                 )));
             }
         }
-        let Applied {
+        let AppliedFile {
             setup_command,
             ports: mut file_ports,
             additions,
@@ -115,7 +116,9 @@ impl CreatePlan {
         });
         let (setup, setup_command) = setup.unzip();
         if setup_command.as_ref().is_some_and(Vec::is_empty) {
-            return Err(ControlError::Bad("setup_command is empty".to_owned()));
+            return Err(ControlError::Bad(
+                "setup_command must not be empty".to_owned(),
+            ));
         }
         let added = additions.as_ref().map(|all| all.egress.as_slice());
         let limits = &settings.sandbox.limits;
@@ -127,7 +130,7 @@ impl CreatePlan {
                 depth: body.depth,
                 dirty: body.dirty,
                 environment: git_redirects::environment(&settings.git, &host.remotes),
-                ports: listened_on(settings, added.unwrap_or_default())?,
+                ports: gate_ports(settings, added.unwrap_or_default())?,
                 limits: SandboxLimits {
                     memory: limits.memory,
                     pids: limits.pids,
@@ -145,7 +148,7 @@ impl CreatePlan {
                 setup_command,
                 progress: Arc::default(),
             },
-            who: CreateGrants {
+            grants: CreateGrants {
                 repos,
                 auth_mode,
                 publish: body.publish,
@@ -155,7 +158,7 @@ impl CreatePlan {
     }
 }
 
-/// Thousandths of a processor, one at least.
+/// Thousandths of a CPU, at least one.
 fn millicpus(cpus: f64) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -166,7 +169,7 @@ fn millicpus(cpus: f64) -> u32 {
     thousandths.max(1)
 }
 
-/// Whether there is such a backend; if not, which there is and what to do.
+/// Refuses an unknown or unavailable backend.
 fn check_backend(wanted: &str) -> Result<(), ControlError> {
     let backend = match wanted {
         "namespace" => return Ok(()),
@@ -178,26 +181,26 @@ fn check_backend(wanted: &str) -> Result<(), ControlError> {
         }
         _ => {
             return Err(ControlError::Bad(format!(
-                "Unknown backend '{}': this gate has 'namespace'; leave --backend out, or set \
-                 sandbox.backend to it",
+                "Unknown backend '{}': this gate has 'namespace' only; omit --backend, or set \
+                 sandbox.backend to namespace",
                 wanted.escape_default()
             )));
         }
     };
-    let reason = "this version of palisade has 'namespace' only; leave --backend out, or set \
+    let reason = "this version of palisade has 'namespace' only; omit --backend, or set \
                   sandbox.backend to namespace"
         .to_owned();
     let unavailable = SandboxError::Unavailable { backend, reason };
     Err(ControlError::Sandbox(unavailable.into()))
 }
 
-/// The proxy, git and DNS, and what is served for programs that know of none of them.
-fn listened_on(settings: &Settings, added: &[DomainRule]) -> Result<GatePorts, ControlError> {
+/// The ports on which the gate listens in a sandbox: proxy, git and DNS, and captured ports.
+fn gate_ports(settings: &Settings, added: &[DomainRule]) -> Result<GatePorts, ControlError> {
     let captured = settings.captured_ports(added);
     if captured.len() > MAX_CAPTURED_PORTS {
         return Err(ControlError::Bad(format!(
-            "the operator's settings and .palisade.yaml name {} ports to capture, and a sandbox \
-             captures at most {MAX_CAPTURED_PORTS}; name fewer",
+            "too many ports in egress.domains and .palisade.yaml: {}, and a sandbox captures at \
+             most {MAX_CAPTURED_PORTS}; remove some",
             captured.len()
         )));
     }

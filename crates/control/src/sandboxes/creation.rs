@@ -1,4 +1,4 @@
-//! Creates a sandbox, from its plan to the row that is kept.
+//! Creates a sandbox: plan, files, registration, listeners, set-up command, kept row.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,14 +18,15 @@ use store::Store;
 
 use super::create_plan::{CreateGrants, CreatePlan, Setup};
 use super::repository::RepositoryInfo;
-use super::repository_file::Additions;
+use super::repository_file::FileAdditions;
 use super::{Sandboxes, describe, ports, with_notes};
 use crate::body::{CreateBody, PortBody};
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 use crate::wall_now;
 
-/// A sandbox lives until it is deleted; its row in the registry must not end before.
-const LIFE: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// Lifetime of a sandbox's registration. A sandbox lives until it is deleted, and its
+/// registration must not expire before.
+const REGISTRATION_LIFETIME: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 impl Sandboxes {
     /// Creates a sandbox. `progress` receives each step.
@@ -35,41 +36,47 @@ impl Sandboxes {
         settings: &Settings,
         body: CreateBody,
         progress: Arc<CreateProgress>,
-    ) -> Result<Reply, ControlError> {
+    ) -> Result<ControlReply, ControlError> {
         let repository = body.repository.clone();
         let trusted = self.trusted.clone();
         let host = self
-            .ask(move |_| Ok(RepositoryInfo::of(repository.as_deref(), &trusted)))
+            .run_blocking(move |_| Ok(RepositoryInfo::of(repository.as_deref(), &trusted)))
             .await?;
         let create_plan = CreatePlan::read(body, &host, settings)?;
         let CreatePlan {
             mut wanted,
-            who,
+            grants,
             setup,
         } = create_plan;
         wanted.progress = Arc::clone(&progress);
         wanted.trust = Some(self.traffic.trust());
         let depth = wanted.depth;
-        let row = self.ask(move |manager| manager.begin(&wanted)).await?;
+        let row = self
+            .run_blocking(move |manager| manager.begin(&wanted))
+            .await?;
         if setup.is_some() {
             progress.begin(CreateStep::Setup, None);
         }
-        let notes = host.file.notes(Additions::of(&row).as_ref());
-        let shown = self.complete(store, row.clone(), who, setup).await?;
+        let notes = host.file.notes(FileAdditions::of(&row).as_ref());
+        let shown = self.complete(store, row.clone(), grants, setup).await?;
         self.prepare_spare(row, depth);
-        Ok(Reply::Json(StatusCode::CREATED, with_notes(shown, notes)))
+        Ok(ControlReply::Json(
+            StatusCode::CREATED,
+            with_notes(shown, notes),
+        ))
     }
 
-    /// Registers, serves and keeps a sandbox that was begun, or removes it.
+    /// Registers and serves a new sandbox and marks it as kept; removes it if a step fails.
     pub(super) async fn complete(
         &self,
         store: &Store,
         row: SandboxRow,
-        who: CreateGrants,
+        grants: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<Value, ControlError> {
-        // The row is on disk: a crash is cleared up at the next start, and a failure below.
-        if let Err(error) = self.settle(store, &row, who, setup).await {
+        // The row is on disk: after a crash the next start removes the sandbox, and after a
+        // failure the code below does.
+        if let Err(error) = self.register_and_serve(store, &row, grants, setup).await {
             return Err(match (self.finish(store, &row).await, error) {
                 (
                     Ok(_),
@@ -83,41 +90,42 @@ impl Sandboxes {
                 },
                 (Ok(_), error) => error,
                 (Err(left), error) => ControlError::Failed(format!(
-                    "{error}\nremoving what was made of the sandbox failed, too: {left}; the next \
-                     start of the gate removes it"
+                    "{error}\nremoving the unfinished sandbox failed, too: {left}; the next start \
+                     of the gate removes it"
                 )),
             });
         }
-        tracing::info!(sandbox = %row.id, "a sandbox was created");
+        tracing::info!(sandbox = %row.id, "sandbox created");
         let id = row.id.clone();
-        self.ask(move |manager| Ok(describe(manager, &manager.row(&id)?)))
+        self.run_blocking(move |manager| Ok(describe(manager, &manager.row(&id)?)))
             .await
     }
 
-    /// Everything between the sandbox and its being kept.
-    async fn settle(
+    /// Binds the published ports, registers and serves the sandbox, runs its set-up command and
+    /// marks it as kept.
+    async fn register_and_serve(
         &self,
         store: &Store,
         row: &SandboxRow,
-        who: CreateGrants,
+        grants: CreateGrants,
         setup: Option<Setup>,
     ) -> Result<(), ControlError> {
-        // First: it is what fails most easily.
-        let mut doors = Vec::new();
-        for PortBody { host, port } in who.publish {
-            doors.push((ports::listen(host).await?, port));
+        // First, because a port that is in use is the most likely failure.
+        let mut listeners = Vec::new();
+        for PortBody { host, port } in grants.publish {
+            listeners.push((ports::listen(host).await?, port));
         }
-        for PortMapping { host, inside } in who.file_ports {
-            doors.push((ports::listen_near(host)?, inside));
+        for PortMapping { host, inside } in grants.file_ports {
+            listeners.push((ports::listen_or_choose(host)?, inside));
         }
         let now = wall_now();
         let registration = Registration {
             id: row.id.clone(),
             ip: None,
-            repos: who.repos,
-            auth_mode: who.auth_mode,
+            repos: grants.repos,
+            auth_mode: grants.auth_mode,
             created: now,
-            expires: now.plus(LIFE),
+            expires: now.plus(REGISTRATION_LIFETIME),
             metadata: serde_json::Map::new(),
         };
         let event = AuditEvent::lifecycle("sandbox_created", Some(row.id.clone()));
@@ -127,15 +135,17 @@ impl Sandboxes {
             self.set_up(&row.id, setup).await?;
         }
         let mut row = row.clone();
-        row.published = doors
+        row.published = listeners
             .iter()
             .map(|((_, host), port)| PublishedPort {
                 host: *host,
                 port: *port,
             })
             .collect();
-        let row = self.ask(move |manager| manager.mark_kept(row)).await?;
-        for ((listener, _), port) in doors {
+        let row = self
+            .run_blocking(move |manager| manager.mark_kept(row))
+            .await?;
+        for ((listener, _), port) in listeners {
             self.forward_port(&row.id, listener, port);
         }
         Ok(())
@@ -144,7 +154,9 @@ impl Sandboxes {
     /// Runs the set-up command.
     async fn set_up(&self, id: &SandboxId, setup: Setup) -> Result<(), ControlError> {
         let (id, Setup { origin, timeout }) = (id.clone(), setup);
-        let done = self.ask(move |manager| manager.set_up(&id, timeout)).await;
+        let done = self
+            .run_blocking(move |manager| manager.set_up(&id, timeout))
+            .await;
         match done {
             Err(ControlError::Sandbox(ManagerError::Sandbox(SandboxError::SetUp(failure)))) => {
                 Err(ControlError::SetUp {
@@ -157,12 +169,13 @@ impl Sandboxes {
         }
     }
 
-    /// In the background: the next create from the same commit only renames.
+    /// Prepares a spare workspace in the background, so that the next create from the same
+    /// commit only renames it.
     fn prepare_spare(&self, row: SandboxRow, depth: Option<u32>) {
         let manager = Arc::clone(&self.manager);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = manager.prepare_spare(&row, depth) {
-                tracing::debug!(%error, "no spare workspace was prepared");
+                tracing::debug!(%error, "preparing a spare workspace failed");
             }
         });
     }

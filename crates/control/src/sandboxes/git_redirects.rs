@@ -1,4 +1,5 @@
-//! How git inside a sandbox reaches mirrors, and git hosts that a remote names by ssh.
+//! Git configuration of a sandbox that redirects mirrored upstreams to the gate, and ssh URLs
+//! of git hosts to HTTPS.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +9,9 @@ use sandbox::git::remote_url::RemoteUrl;
 
 use super::repository::git_host;
 
-/// Variables by which git uses the gate where a URL means an upstream that is mirrored, and
-/// HTTPS where a URL means ssh to a host of `git.hosts` (git-config(1), `GIT_CONFIG_COUNT`,
-/// since git 2.31). The longest `insteadOf` that fits counts, so a mirror comes first.
+/// Environment variables that make git use the gate for a mirrored upstream, and HTTPS for ssh
+/// URLs of a host of `git.hosts` (git-config(1), `GIT_CONFIG_COUNT`, since git 2.31). Git
+/// applies the longest matching `insteadOf`, so a mirror has precedence over its host.
 pub(super) fn environment(git: &GitSection, remotes: &[(String, String)]) -> Vec<(String, String)> {
     let mirrors = git.mirrors.iter().flat_map(mirror_rules);
     let hosts = git.hosts.iter().flat_map(|host| {
@@ -37,14 +38,14 @@ fn mirror_rules(mirror: &MirrorSettings) -> impl Iterator<Item = (String, String
     spellings.map(move |spelling| (key.clone(), spelling))
 }
 
-/// How URLs begin that mean ssh to `host`: for the user `git`, for none, and for users, ports
-/// and spellings of the host that the operator's remotes have. The ssh port says nothing
-/// about the HTTPS port, which is 443.
+/// Prefixes of ssh URLs of `host`: for the user `git`, for no user, and for the users, ports
+/// and spellings of the host in the operator's remotes. The HTTPS port is 443, whatever the ssh
+/// port is.
 fn ssh_prefixes(host: &Host, hosts: &[Host], remotes: &[(String, String)]) -> BTreeSet<String> {
     let mut users = BTreeSet::from(["git@".to_owned(), String::new()]);
     let mut names = BTreeSet::from([host.to_string()]);
     let mut addresses = BTreeSet::from([host.to_string(), format!("{host}:22")]);
-    // A password is not passed on, and neither is what cannot stand in a URL.
+    // A password is not passed on, nor are characters that are invalid in a URL.
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     for (_, url) in remotes {
         let Some(url) = RemoteUrl::parse(url) else {
@@ -90,17 +91,17 @@ mod tests {
     }
 
     #[test]
-    fn git_asks_the_gate_where_it_would_ask_upstream() {
+    fn mirrored_urls_are_redirected_to_the_gate() {
         let mirrors = vec![
             mirror("app", "ssh://git@git.example/acme/app.git"),
             mirror("application", "git@git.example:acme/app-lication"),
             mirror("odd", "ssh://git.example:2222/odd.git"),
             mirror("web", "https://web.example/acme/web"),
         ];
-        // A mirror is nearer than the host it is on.
+        // A mirror has precedence over its host.
         let git = git(mirrors, &["git.example"]);
         let variables = environment(&git, &[]);
-        for (asked, expected) in [
+        for (url, expected) in [
             ("ssh://git@git.example/acme/app.git", "app"),
             ("ssh://git@git.example/acme/app", "app"),
             ("ssh://git.example:22/acme/app.git", "app.git"),
@@ -111,8 +112,8 @@ mod tests {
             ("ssh://git.example:2222/odd.git", "odd"),
             ("https://web.example/acme/web.git", "web.git"),
         ] {
-            let url = format!("http://palisade.internal/git/{expected}");
-            assert_eq!(used(&variables, asked), url, "{asked}");
+            let gate = format!("http://palisade.internal/git/{expected}");
+            assert_eq!(effective_url(&variables, url), gate, "{url}");
         }
     }
 
@@ -127,7 +128,7 @@ mod tests {
         ];
         let remotes = remotes.map(|(name, url)| (name.to_owned(), url.to_owned()));
         let variables = environment(&git, &remotes);
-        for (asked, expected) in [
+        for (url, expected) in [
             ("git@github.com:o/r", "https://github.com/o/r"),
             ("git@github.com:/o/r.git", "https://github.com/o/r.git"),
             ("github.com:o/r", "https://github.com/o/r"),
@@ -141,7 +142,7 @@ mod tests {
                 "https://forge.example/o/r",
             ),
             ("ssh://forge.example:2222/o/r", "https://forge.example/o/r"),
-            // Others stay as they are.
+            // Other URLs are unchanged.
             (
                 "git@github.com.evil.example:o/r",
                 "git@github.com.evil.example:o/r",
@@ -149,7 +150,7 @@ mod tests {
             ("ssh://git@git.example/o/r", "ssh://git@git.example/o/r"),
             ("https://github.com/o/r", "https://github.com/o/r"),
         ] {
-            assert_eq!(used(&variables, asked), expected, "{asked}");
+            assert_eq!(effective_url(&variables, url), expected, "{url}");
         }
         assert!(!format!("{variables:?}").contains("hunter2"));
         assert_eq!(environment(&self::git(Vec::new(), &[]), &[]), []);
@@ -166,14 +167,14 @@ mod tests {
         }
     }
 
-    /// The URL that git uses for `asked` with these variables.
-    fn used(variables: &[(String, String)], asked: &str) -> String {
-        let asking = Command::new("git")
-            .args(["ls-remote", "--get-url", asked])
+    /// The URL that git uses for `url` with these variables.
+    fn effective_url(variables: &[(String, String)], url: &str) -> String {
+        let output = Command::new("git")
+            .args(["ls-remote", "--get-url", url])
             .current_dir("/")
             .envs(variables.to_vec())
             .output();
-        let heard = String::from_utf8(asking.unwrap().stdout).unwrap();
-        heard.trim().to_owned()
+        let stdout = String::from_utf8(output.unwrap().stdout).unwrap();
+        stdout.trim().to_owned()
     }
 }

@@ -1,4 +1,4 @@
-//! Ports of a sandbox that an operator reaches on the loopback.
+//! Published ports: ports of a sandbox on the host's loopback.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -11,16 +11,16 @@ use serde_json::json;
 
 use super::Sandboxes;
 use crate::body::PortBody;
-use crate::reply::{ControlError, Reply};
+use crate::reply::{ControlError, ControlReply};
 
 impl Sandboxes {
-    /// The ports of one: open inside, and published.
-    pub async fn ports(&self, id: SandboxId) -> Result<Reply, ControlError> {
-        let shown = self.ask(move |manager| {
+    /// The ports of a sandbox: open in the sandbox, and published on the host.
+    pub async fn ports(&self, id: SandboxId) -> Result<ControlReply, ControlError> {
+        let shown = self.run_blocking(move |manager| {
             let row = manager.row(&id)?;
             let (open, reason) = match manager.backend().open_ports(&id) {
                 Ok(open) => (Some(open), None),
-                // What is published is known all the same.
+                // The published ports are known without the sandbox.
                 Err(
                     error @ (SandboxError::Paused(_)
                     | SandboxError::Stopped { .. }
@@ -31,16 +31,20 @@ impl Sandboxes {
             };
             Ok(json!({ "id": id, "open": open, "reason": reason, "published": row.published }))
         });
-        Ok(Reply::ok(shown.await?))
+        Ok(ControlReply::ok(shown.await?))
     }
 
-    /// Publishes a port of one, or takes it back.
-    pub async fn publish(&self, id: SandboxId, body: PortBody) -> Result<Reply, ControlError> {
-        let _turn = self.turns.take(&id).await;
+    /// Publishes a port of a sandbox, or unpublishes it.
+    pub async fn publish(
+        &self,
+        id: SandboxId,
+        body: PortBody,
+    ) -> Result<ControlReply, ControlError> {
+        let _lock = self.locks.acquire(&id).await;
         let PortBody { host, port } = body;
         check_host(host)?;
         let of = id.clone();
-        let row = self.ask(move |manager| manager.row(&of)).await?;
+        let row = self.run_blocking(move |manager| manager.row(&of)).await?;
         let mut published = row.published;
         published.retain(|one| one.host != host);
         self.traffic.unpublish(&id, host);
@@ -53,46 +57,48 @@ impl Sandboxes {
         };
         let of = id.clone();
         let row = self
-            .ask(move |manager| manager.publish(&of, published))
+            .run_blocking(move |manager| manager.publish(&of, published))
             .await?;
         if let Some(listener) = listener {
             self.forward_port(&id, listener, port);
         }
-        Ok(Reply::ok(json!({ "id": id, "published": row.published })))
+        Ok(ControlReply::ok(
+            json!({ "id": id, "published": row.published }),
+        ))
     }
 }
 
-/// Ports are published for this machine only.
+/// Refuses addresses outside the loopback: ports are published for this machine only.
 pub(super) fn check_host(host: SocketAddr) -> Result<(), ControlError> {
     if host.ip().is_loopback() {
         return Ok(());
     }
     Err(ControlError::Bad(format!(
-        "{host} is not on the loopback: published ports are for this machine only"
+        "cannot publish on {host}: not a loopback address; use 127.0.0.1 or ::1"
     )))
 }
 
-/// Listens, and says where: the system chooses for port 0. An address that was ours until
-/// now is free in a moment.
+/// Listens on an address and returns the bound one: the system chooses a port for port 0.
+/// Retries for a moment while the address is in use, since this gate may just have released it.
 pub(super) async fn listen(host: SocketAddr) -> Result<(TcpListener, SocketAddr), ControlError> {
     let mut bound = bind(host);
     for _ in 0..60 {
         match &bound {
-            Err(error) if is_taken(error) => tokio::time::sleep(Duration::from_millis(25)).await,
+            Err(error) if is_in_use(error) => tokio::time::sleep(Duration::from_millis(25)).await,
             _ => break,
         }
         bound = bind(host);
     }
-    bound.map_err(|error| refuse(host, &error))
+    bound.map_err(|error| bind_error(host, &error))
 }
 
-/// Listens on that port of the loopback, or on one that the system chooses: another sandbox of
-/// the same repository may have the port that its file names.
-pub(super) fn listen_near(port: u16) -> Result<(TcpListener, SocketAddr), ControlError> {
+/// Listens on that port of the loopback, or on a free one: another sandbox of the same
+/// repository may already use the port that the repository's file names.
+pub(super) fn listen_or_choose(port: u16) -> Result<(TcpListener, SocketAddr), ControlError> {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
         .or_else(|_| bind(any))
-        .map_err(|error| refuse(any, &error))
+        .map_err(|error| bind_error(any, &error))
 }
 
 fn bind(host: SocketAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
@@ -101,14 +107,14 @@ fn bind(host: SocketAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, host))
 }
 
-fn refuse(host: SocketAddr, error: &std::io::Error) -> ControlError {
-    if is_taken(error) {
+fn bind_error(host: SocketAddr, error: &std::io::Error) -> ControlError {
+    if is_in_use(error) {
         ControlError::PortTaken(host)
     } else {
-        ControlError::Bad(format!("{host} cannot be listened on: {error}"))
+        ControlError::Bad(format!("cannot listen on {host}: {error}"))
     }
 }
 
-fn is_taken(error: &std::io::Error) -> bool {
+fn is_in_use(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::AddrInUse
 }

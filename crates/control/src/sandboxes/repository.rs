@@ -1,4 +1,4 @@
-//! What a new sandbox takes from the operator's repository beside its files.
+//! Remotes and `.palisade.yaml` of the operator's repository, for a new sandbox.
 
 use std::path::Path;
 
@@ -9,36 +9,36 @@ use sandbox::git::remote_url::RemoteUrl;
 
 use super::repository_file::FileState;
 
-/// The operator's repository, as far as registration and settings of a sandbox need it.
+/// The properties of the operator's repository that a sandbox's registration and settings need.
 #[derive(Debug, Default)]
 pub(super) struct RepositoryInfo {
-    /// The remotes: names and URLs.
+    /// Names and URLs of the remotes.
     pub(super) remotes: Vec<(String, String)>,
-    /// Its own file.
+    /// State of its `.palisade.yaml`.
     pub(super) file: FileState,
 }
 
 impl RepositoryInfo {
     /// Reads the repository that holds `path`, and the list of trusted files at `trusted`.
-    /// Blocks. What cannot be read here is reported by the manager, which opens the repository
-    /// next.
+    /// Blocks. Read errors are reported by the manager, which opens the repository next.
     fn read(path: &Path, trusted: &Path) -> Self {
-        let Ok(home) = HostRepository::discover(path) else {
+        let Ok(repository) = HostRepository::discover(path) else {
             return Self::default();
         };
         Self {
-            remotes: home.remotes().unwrap_or_default(),
-            file: FileState::read(home.root(), trusted),
+            remotes: repository.remotes().unwrap_or_default(),
+            file: FileState::read(repository.root(), trusted),
         }
     }
 
-    /// The same, or what is known where there is no repository.
+    /// Reads the repository at `path`; empty without a path.
     pub(super) fn of(path: Option<&Path>, trusted: &Path) -> Self {
         path.map(|path| Self::read(path, trusted))
             .unwrap_or_default()
     }
 
-    /// The repository that `origin` points to, by HTTPS or ssh, where that is on a git host.
+    /// The repository that `origin` points to, by HTTPS or ssh, if it is on a host of
+    /// `git.hosts`.
     pub(super) fn origin(&self, hosts: &[Host]) -> Option<RepoName> {
         let (_, url) = self.remotes.iter().find(|(name, _)| name == "origin")?;
         let url = RemoteUrl::parse(url)?;
@@ -47,7 +47,7 @@ impl RepositoryInfo {
     }
 }
 
-/// The host of `git.hosts` that a remote is on.
+/// The host of `git.hosts` that a remote URL names.
 pub(super) fn git_host<'h>(url: &RemoteUrl<'_>, hosts: &'h [Host]) -> Option<&'h Host> {
     let host = Host::parse(url.host()).ok()?;
     hosts.iter().find(|known| **known == host)

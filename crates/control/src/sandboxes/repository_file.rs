@@ -1,5 +1,5 @@
-//! A repository's own `.palisade.yaml`, when a sandbox is made: whether it counts, what it adds,
-//! and how that is reported.
+//! A repository's own `.palisade.yaml` when a sandbox is created: whether it is trusted, what
+//! it adds, and the notes about it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,14 +10,14 @@ use config::{FILE_NAME, RepoFile, RepoSettings, Settings, TrustStore, TrustedRep
 use sandbox::manager::row::SandboxRow;
 use serde::{Deserialize, Serialize};
 
-/// Hosts that the report names one by one.
+/// Maximum number of hosts that a note names.
 const MAX_HOSTS_NAMED: usize = 5;
 
-/// The file as it stands in the operator's worktree. It is never read from a workspace, where
-/// an agent can write.
+/// The state of the file in the operator's worktree. The file is never read from a workspace,
+/// where an agent can write.
 #[derive(Debug, Default)]
 pub(super) enum FileState {
-    /// There is none.
+    /// The file does not exist.
     #[default]
     Absent,
     /// The operator trusts exactly this content.
@@ -25,26 +25,26 @@ pub(super) enum FileState {
         keys: Box<TrustedRepoFile>,
         sha256: String,
     },
-    /// The operator does not; `changed` where another content was trusted.
+    /// The operator does not trust this content; `changed` if another content was trusted.
     Untrusted { directory: PathBuf, changed: bool },
-    /// It has mistakes, or the list of trusted files cannot be read.
+    /// The file is invalid, or the list of trusted files cannot be read.
     Unusable(String),
 }
 
-/// What the file adds to a sandbox. Kept in its row: what counted when the sandbox was made
-/// counts as long as it is there.
+/// What the file adds to a sandbox. Stored in the sandbox's row: the content that was trusted
+/// at creation applies as long as the sandbox exists.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Additions {
-    /// The content that was trusted.
+pub(super) struct FileAdditions {
+    /// Hash of the trusted content.
     sha256: String,
     /// Whether a set-up command ran.
     setup: bool,
     /// How many ports were published.
     ports: usize,
-    /// Names of variables that the operator lists, too.
+    /// Names of variables that `sandbox.env` lists, too.
     env: Vec<String>,
-    /// Names that the operator does not list.
+    /// Names of variables that `sandbox.env` does not list.
     env_missing: Vec<String>,
     /// An image, which has no effect.
     image: Option<String>,
@@ -52,12 +52,12 @@ pub(super) struct Additions {
     pub(super) egress: Vec<DomainRule>,
 }
 
-/// What of the file takes effect when the sandbox is made, and what stays with it.
+/// The keys of the file that apply at creation, and the additions for the sandbox's row.
 #[derive(Debug, Default)]
-pub(super) struct Applied {
+pub(super) struct AppliedFile {
     pub(super) setup_command: Option<SetupCommand>,
     pub(super) ports: Vec<PortMapping>,
-    pub(super) additions: Option<Additions>,
+    pub(super) additions: Option<FileAdditions>,
 }
 
 impl FileState {
@@ -87,10 +87,11 @@ impl FileState {
         }
     }
 
-    /// What of it counts under the operator's settings: nothing unless it is trusted.
-    pub(super) fn apply(&self, settings: &Settings) -> Applied {
+    /// The parts of the file that apply under the operator's settings; none unless it is
+    /// trusted.
+    pub(super) fn apply(&self, settings: &Settings) -> AppliedFile {
         let FileState::Trusted { keys, sha256 } = self else {
-            return Applied::default();
+            return AppliedFile::default();
         };
         let RepoSettings {
             image,
@@ -100,8 +101,8 @@ impl FileState {
             wishes,
             dropped,
         } = keys.effective(settings);
-        Applied {
-            additions: Some(Additions {
+        AppliedFile {
+            additions: Some(FileAdditions {
                 sha256: sha256.clone(),
                 setup: setup_command.is_some(),
                 ports: ports.len(),
@@ -115,14 +116,14 @@ impl FileState {
         }
     }
 
-    /// What an operator should know of the file, with what a sandbox has of it.
-    pub(super) fn notes(&self, sandbox: Option<&Additions>) -> Vec<String> {
-        let kept = sandbox.map(Additions::line);
+    /// Notes for the operator about the file and about what a sandbox uses of it.
+    pub(super) fn notes(&self, sandbox: Option<&FileAdditions>) -> Vec<String> {
+        let kept = sandbox.map(FileAdditions::line);
         let now = match (self, sandbox) {
             (FileState::Absent, _) => None,
             (FileState::Trusted { sha256, .. }, Some(has)) if has.sha256 == *sha256 => None,
             (FileState::Trusted { .. }, _) => Some(format!(
-                "{FILE_NAME} was trusted after this sandbox was made; it counts in new ones"
+                "{FILE_NAME} was trusted after this sandbox was created; it applies to new ones"
             )),
             (FileState::Untrusted { directory, changed }, _) => {
                 let (why, again) = if *changed {
@@ -139,25 +140,25 @@ impl FileState {
             (FileState::Unusable(why), _) => Some(format!("{FILE_NAME} has no effect: {why}")),
         };
         let kept = match (kept, &now) {
-            (Some(line), Some(_)) => Some(format!("{line} (as the sandbox was made)")),
+            (Some(line), Some(_)) => Some(format!("{line} (when the sandbox was created)")),
             (kept, _) => kept,
         };
         kept.into_iter().chain(now).collect()
     }
 }
 
-impl Additions {
-    /// What a sandbox's row has of it. What cannot be read adds nothing.
+impl FileAdditions {
+    /// The additions in a sandbox's row; none if they cannot be parsed.
     pub(super) fn of(row: &SandboxRow) -> Option<Self> {
         let kept = row.repository_file.clone()?;
         serde_json::from_value(kept)
             .inspect_err(|error| {
-                tracing::warn!(sandbox = %row.id, %error, "row has unreadable additions");
+                tracing::warn!(sandbox = %row.id, %error, "sandbox row has invalid file additions");
             })
             .ok()
     }
 
-    /// All of it in one line.
+    /// The additions in one line.
     fn line(&self) -> String {
         let mut parts = Vec::new();
         if self.setup {
@@ -204,27 +205,27 @@ mod tests {
     #[test]
     fn additions_are_reported_in_one_line() {
         let rule = |host: &str| DomainRule::of(HostPattern::parse(host).unwrap());
-        let all = Additions {
+        let all = FileAdditions {
             setup: true,
             ports: 2,
             env: vec!["FOO".to_owned()],
             env_missing: vec!["BAR".to_owned()],
             image: Some("tools.example/a:1".to_owned()),
             egress: vec![rule("a.example")],
-            ..Additions::default()
+            ..FileAdditions::default()
         };
         assert_eq!(
             all.line(),
             ".palisade.yaml: setup, 2 ports, env FOO, egress a.example; not in sandbox.env and \
              not passed on: BAR; image tools.example/a:1 is not available in this version"
         );
-        assert_eq!(Additions::default().line(), ".palisade.yaml: nothing");
-        let many = Additions {
+        assert_eq!(FileAdditions::default().line(), ".palisade.yaml: nothing");
+        let many = FileAdditions {
             egress: (0..7).map(|n| rule(&format!("h{n}.example"))).collect(),
-            ..Additions::default()
+            ..FileAdditions::default()
         };
         assert!(many.line().ends_with("h4.example and 2 more"));
         let kept = serde_json::to_value(&all).unwrap();
-        assert_eq!(serde_json::from_value::<Additions>(kept).unwrap(), all);
+        assert_eq!(serde_json::from_value::<FileAdditions>(kept).unwrap(), all);
     }
 }

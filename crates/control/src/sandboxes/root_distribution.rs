@@ -1,5 +1,5 @@
-//! The gate's root in sandboxes that run: each trusts the one it was made with, and gets every
-//! later one.
+//! Distributes root certificates to running sandboxes: each trusts the root it was created
+//! with, and receives every later one.
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use tokio::task::JoinSet;
 
 use super::Sandboxes;
 
-/// Sandboxes that are updated at the same time: one that does not answer takes seconds.
+/// Sandboxes that are updated concurrently: one that does not answer takes seconds.
 const MAX_AT_ONCE: usize = 8;
 
 impl Sandboxes {
-    /// Waits for its turn to replace the root.
-    pub(crate) async fn take_root_turn(&self) -> MutexGuard<'_, ()> {
-        self.root_turn.lock().await
+    /// Acquires the lock for replacing the root.
+    pub(crate) async fn lock_root(&self) -> MutexGuard<'_, ()> {
+        self.root_lock.lock().await
     }
 
-    /// Adds a root to what programs in every running sandbox trust. Those that are paused get it
-    /// when they are resumed, and those that have ended when they start.
+    /// Adds a root to the trusted roots of every running sandbox. A paused sandbox receives it
+    /// when it is resumed, and a stopped one when it starts.
     pub(crate) async fn add_trust_to_all(&self, trust: &Trust) {
-        let rows = match self.ask(Manager::rows).await {
+        let rows = match self.run_blocking(Manager::rows).await {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::warn!(%error, "root certificate not added to any sandbox");
+                tracing::warn!(%error, "adding a root certificate to all sandboxes failed");
                 return;
             }
         };
@@ -41,29 +41,29 @@ impl Sandboxes {
         }
     }
 
-    /// Adds the root that signs now to a sandbox that may know an older one only.
+    /// Adds the current root to a sandbox that may trust only an older one.
     pub(super) async fn refresh_trust(&self, id: &SandboxId) {
         if !self.traffic.has_older_roots() {
             return;
         }
         let (id, trust) = (id.clone(), self.traffic.trust());
-        let added = self.ask(move |manager| {
+        let added = self.run_blocking(move |manager| {
             add(manager, &id, &trust);
             Ok(())
         });
         if let Err(error) = added.await {
-            tracing::warn!(%error, "root certificate not added to a sandbox");
+            tracing::warn!(%error, "adding a root certificate to a sandbox failed");
         }
     }
 }
 
-/// Adds a root to one sandbox. A failure is no more than a line in the log: the older root, which
-/// signed the new one, counts until its end.
+/// Adds a root to one sandbox. A failure is only logged: the older root, which cross-signed the
+/// new one, is valid until it expires.
 fn add(manager: &Manager, id: &SandboxId, trust: &Trust) {
     match manager.backend().add_trust(id, trust) {
         Ok(()) | Err(SandboxError::Paused(_) | SandboxError::NotFound(_)) => {}
         Err(error) => {
-            tracing::warn!(sandbox = %id, %error, "root certificate not added to a sandbox");
+            tracing::warn!(sandbox = %id, %error, "adding a root certificate to a sandbox failed");
         }
     }
 }

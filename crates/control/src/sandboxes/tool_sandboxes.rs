@@ -1,4 +1,4 @@
-//! Sandboxes that the gate itself keeps, for tools.
+//! Sandboxes that the gate itself creates, for MCP servers.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use crate::body::CreateBody;
 use crate::reply::ControlError;
 
 impl Sandboxes {
-    /// The sandbox called `name`, which has no repository: as it is, resumed, or made.
+    /// The sandbox called `name`, which has no repository; resumes or creates it if necessary.
     pub async fn ensure_tool_sandbox(
         &self,
         store: &Store,
         settings: &Settings,
         name: &str,
     ) -> Result<SandboxId, ControlError> {
-        if let Some((id, status)) = self.standing_by(name).await? {
+        if let Some((id, status)) = self.find_tool_sandbox(name).await? {
             if status != SandboxStatus::Active {
                 self.resume(store, id.clone()).await?;
             }
@@ -45,18 +45,19 @@ impl Sandboxes {
         };
         let progress = Arc::new(CreateProgress::default());
         self.create(store, settings, body, progress).await?;
-        let made = self.standing_by(name).await?;
-        made.map(|(id, _)| id)
-            .ok_or_else(|| ControlError::Failed(format!("the sandbox '{name}' is gone again")))
+        let made = self.find_tool_sandbox(name).await?;
+        made.map(|(id, _)| id).ok_or_else(|| {
+            ControlError::Failed(format!("the new sandbox '{name}' was deleted meanwhile"))
+        })
     }
 
-    async fn standing_by(
+    async fn find_tool_sandbox(
         &self,
         name: &str,
     ) -> Result<Option<(SandboxId, SandboxStatus)>, ControlError> {
         let wanted = name.to_owned();
         let found = self
-            .ask(move |manager: &Manager| {
+            .run_blocking(move |manager: &Manager| {
                 let slug = Slug::from_name(&wanted).ok();
                 let rows = manager.rows()?;
                 let mut kept = rows.into_iter().filter(|row| row.stage == RowStage::Kept);
@@ -68,23 +69,24 @@ impl Sandboxes {
             })
             .await?;
         match found {
-            // Somebody's work: nothing is started in there unasked.
+            // The operator's sandbox: the gate starts no tool in it.
             Some((row, _)) if row.repository.is_some() => Err(ControlError::Failed(format!(
-                "the sandbox '{name}' has a repository and is not the gate's own"
+                "the sandbox '{name}' has a repository, and a tool needs its own sandbox; rename the \
+                 tool, or delete it: palisade delete {name}"
             ))),
             Some((row, status)) => Ok(Some((row.id, status))),
             None => Ok(None),
         }
     }
 
-    /// Starts a command in one, on three pipes.
+    /// Starts a command in a sandbox, with pipes for its stdio.
     pub async fn start(
         &self,
         id: &SandboxId,
         command: SandboxCommand,
     ) -> Result<RunningCommand, ControlError> {
         let id = id.clone();
-        self.ask(move |manager| Ok(manager.backend().start(&id, &command, None)?))
+        self.run_blocking(move |manager| Ok(manager.backend().start(&id, &command, None)?))
             .await
     }
 }

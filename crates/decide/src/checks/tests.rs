@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn docs_checks_md_is_what_the_table_says() {
+fn docs_checks_md_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/checks.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, document()).unwrap();

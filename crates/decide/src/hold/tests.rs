@@ -8,16 +8,16 @@ use tokio::sync::Notify;
 use super::*;
 use crate::snapshot::PolicySnapshot;
 
-/// Answers from a list, once it may.
+/// Answers from a list; after the last one, waits for `may` and denies.
 #[derive(Default)]
 struct Script {
-    answers: Mutex<VecDeque<Answer>>,
+    answers: Mutex<VecDeque<ApprovalAnswer>>,
     asked: Mutex<Vec<Digest>>,
     may: Notify,
 }
 
 impl Script {
-    fn of(answers: &[Answer]) -> Arc<Self> {
+    fn of(answers: &[ApprovalAnswer]) -> Arc<Self> {
         let script = Self::default();
         script
             .answers
@@ -34,14 +34,14 @@ impl Script {
 
 #[async_trait]
 impl Answerer for Script {
-    async fn answer(&self, question: &Question) -> Answer {
+    async fn answer(&self, question: &Question) -> ApprovalAnswer {
         self.asked.lock().unwrap().push(question.digest);
         let next = self.answers.lock().unwrap().pop_front();
         match next {
             Some(answer) => answer,
             None => {
                 self.may.notified().await;
-                Answer::Deny
+                ApprovalAnswer::Deny
             }
         }
     }
@@ -51,7 +51,7 @@ impl Answerer for Script {
     }
 }
 
-/// Something that raises these questions, one after the other, unless they were answered.
+/// A subject that raises these questions, one after the other, unless they were answered.
 struct Subject {
     policy: Arc<CurrentPolicy>,
     questions: Vec<u8>,
@@ -60,11 +60,11 @@ struct Subject {
     end: Arc<Notify>,
 }
 
-impl Held for Subject {
+impl HeldSubject for Subject {
     type Allowed = usize;
     type Refused = Denial;
 
-    async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<usize>, Denial> {
+    async fn attempt(&mut self, answers: &ApprovalAnswers) -> Result<Attempt<usize>, Denial> {
         self.attempts += 1;
         for digest in &self.questions {
             let question = Question {
@@ -77,9 +77,9 @@ impl Held for Subject {
             };
             match answers.find(&question) {
                 None => return Ok(Attempt::Ask(Box::new(question))),
-                Some(Answer::Allow { .. }) => {}
-                Some(Answer::Deny) => return Err(question.refused(Reason::AskDenied)),
-                Some(Answer::TimedOut) => return Err(question.refused(Reason::AskTimeout)),
+                Some(ApprovalAnswer::Allow { .. }) => {}
+                Some(ApprovalAnswer::Deny) => return Err(question.refused(Reason::AskDenied)),
+                Some(ApprovalAnswer::TimedOut) => return Err(question.refused(Reason::AskTimeout)),
             }
         }
         Ok(Attempt::Done(self.attempts))
@@ -103,7 +103,7 @@ impl Held for Subject {
         Denial::new(Reason::IdentityUnknown, "identity")
     }
 
-    fn grant(&mut self, _: Digest, _: &Answer) {}
+    fn grant(&mut self, _: Digest, _: &ApprovalAnswer) {}
 }
 
 fn snapshot() -> PolicySnapshot {
@@ -134,7 +134,7 @@ async fn run(
     settle(subject, holding).await
 }
 
-const ALLOW: Answer = Answer::Allow { until: None };
+const ALLOW: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 
 #[tokio::test]
 async fn without_an_answerer_a_question_is_refused_as_unattended() {
@@ -145,11 +145,11 @@ async fn without_an_answerer_a_question_is_refused_as_unattended() {
 }
 
 #[tokio::test]
-async fn an_answer_is_asked_for_once_and_decided_by() {
+async fn question_is_asked_once_and_answer_decides() {
     for (answer, expected) in [
         (ALLOW, Ok(2)),
-        (Answer::Deny, Err(Reason::AskDenied)),
-        (Answer::TimedOut, Err(Reason::AskTimeout)),
+        (ApprovalAnswer::Deny, Err(Reason::AskDenied)),
+        (ApprovalAnswer::TimedOut, Err(Reason::AskTimeout)),
     ] {
         let (mut subject, script) = (subject(&[1]), Script::of(&[answer]));
         let questions = Questions::attended(Arc::clone(&script) as _);
@@ -170,7 +170,7 @@ async fn after_three_questions_a_fourth_is_refused() {
 }
 
 #[tokio::test]
-async fn a_reload_during_a_hold_decides_anew() {
+async fn reload_during_hold_decides_again() {
     let (mut subject, script) = (subject(&[1]), Script::of(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let policy = Arc::clone(&subject.policy);
@@ -190,7 +190,7 @@ async fn a_reload_during_a_hold_decides_anew() {
 }
 
 #[tokio::test]
-async fn what_ends_while_it_waits_is_refused() {
+async fn subject_that_ends_while_waiting_is_refused() {
     let (mut subject, script) = (subject(&[1]), Script::of(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     subject.end.notify_one();
@@ -199,7 +199,7 @@ async fn what_ends_while_it_waits_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limited_hold_times_out() {
+async fn hold_with_limit_times_out() {
     let (mut subject, script) = (subject(&[1]), Script::of(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let limit = Some(Duration::from_secs(10));
@@ -208,7 +208,7 @@ async fn a_limited_hold_times_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reload_does_not_begin_a_limited_hold_anew() {
+async fn reload_does_not_restart_limit_of_hold() {
     let (mut subject, script) = (subject(&[1]), Script::of(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let policy = Arc::clone(&subject.policy);
@@ -225,8 +225,8 @@ async fn reload_does_not_begin_a_limited_hold_anew() {
 }
 
 #[tokio::test]
-async fn end_of_the_same_moment_as_an_answer_decides() {
-    // A choice without an order would take the answer in half of the cases.
+async fn subject_that_ends_with_simultaneous_answer_is_refused() {
+    // An unordered select would take the answer in half of the cases.
     for _ in 0..20 {
         let (mut subject, script) = (subject(&[1]), Script::of(&[ALLOW]));
         let questions = Questions::attended(script as _);

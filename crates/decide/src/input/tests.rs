@@ -20,7 +20,7 @@ fn target(path: &str) -> Target {
 }
 
 #[test]
-fn a_policy_sees_the_request_as_it_will_be_sent_and_no_secret() {
+fn input_is_the_request_as_sent_without_secrets() {
     let mut headers = HeaderMap::new();
     for (name, value) in [
         ("accept", "text/html"),
@@ -86,7 +86,7 @@ fn a_policy_sees_the_request_as_it_will_be_sent_and_no_secret() {
 }
 
 #[test]
-fn what_a_policy_is_told_has_the_same_fields_when_nobody_is_registered() {
+fn input_without_registration_has_the_same_fields() {
     let (target, rule) = (target("/"), RuleName::from("r"));
     let headers = HeaderMap::new();
     let request = RequestInput::request(&target, &headers, false, None, &rule);
@@ -100,17 +100,21 @@ fn what_a_policy_is_told_has_the_same_fields_when_nobody_is_registered() {
         request: None,
         ..request
     };
-    let told = unread.document();
+    let unread_input = unread.document();
     let fields = |value: &Value| {
         let fields = value.as_object().unwrap().iter();
         let kind = |value: &Value| std::mem::discriminant(value);
         let fields = fields.map(|(name, value)| (name.clone(), kind(value)));
         fields.collect::<Vec<_>>()
     };
-    assert_eq!(fields(&told), fields(&input), "the same fields and types");
-    assert_eq!(told["unread"], true);
     assert_eq!(
-        (&told["method"], &told["path"]),
+        fields(&unread_input),
+        fields(&input),
+        "the same fields and types"
+    );
+    assert_eq!(unread_input["unread"], true);
+    assert_eq!(
+        (&unread_input["method"], &unread_input["path"]),
         (&json!("CONNECT"), &json!(""))
     );
 }

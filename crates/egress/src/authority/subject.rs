@@ -1,16 +1,16 @@
-//! The hash of a subject, as OpenSSL names files by (`X509_NAME_hash`, the name of a
-//! certificate in a directory of them).
+//! OpenSSL's hash of a certificate subject (`X509_NAME_hash`), the file name of a certificate in a
+//! directory of certificates.
 //!
-//! It is of the canonical form: every value as UTF-8 in lower case, with single spaces, and
-//! the relative names one after the other without the sequence around them.
+//! The canonical form is hashed: every value as UTF-8 in lower case with single spaces, and the
+//! relative names concatenated without the enclosing sequence.
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 
-/// Attribute types (X.520), as their last number below 2.5.4.
+/// Attribute types (X.520): the last number of the object identifier 2.5.4.x.
 pub(super) const COMMON_NAME: u8 = 3;
 pub(super) const ORGANIZATION: u8 = 10;
 
-/// The hash of a subject of these values, in this order. They have to be short.
+/// The hash of a subject with these values, in this order. Each value must be short.
 pub(super) fn hash(parts: &[(u8, &str)]) -> u32 {
     const SET: u8 = 0x31;
     const SEQUENCE: u8 = 0x30;
@@ -31,7 +31,7 @@ pub(super) fn hash(parts: &[(u8, &str)]) -> u32 {
     u32::from_le_bytes(first.unwrap_or_default())
 }
 
-/// A value of DER whose length is one byte.
+/// Encodes a DER value with a one-byte length.
 fn wrap(tag: u8, value: &[u8]) -> Vec<u8> {
     let length = u8::try_from(value.len()).unwrap_or(0x7f).min(0x7f);
     [&[tag, length], value].concat()
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hash_is_what_openssl_says() {
+    fn hash_equals_the_one_of_openssl() {
         // openssl x509 -noout -hash
         for name in ["Palisade gate 0123abcd", "  palisade  GATE 0123abcd "] {
             let parts = [(COMMON_NAME, name), (ORGANIZATION, "Palisade")];

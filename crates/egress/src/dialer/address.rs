@@ -1,6 +1,6 @@
-//! From a host to addresses that may be dialled. Every answer is looked at, and one that is
-//! refused refuses the name: a name that leads into the operator's network today was put
-//! there to lead there.
+//! Resolves hosts to addresses that may be dialled. Every address of a name is checked, and one
+//! refused address refuses the name: a name that resolves into the operator's network was
+//! probably made to (DNS rebinding).
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,70 +20,70 @@ use policy::id::SandboxId;
 use super::error::DialError;
 use crate::resolvers;
 
-/// One try at one resolver. Two of them fit into the default time for a connection.
-const QUERY: Duration = Duration::from_secs(3);
+/// Timeout of one query. Two attempts fit into the default connect timeout.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Names that do not exist are asked for again after this.
-const FORGET_NEGATIVE: Duration = Duration::from_secs(30);
+/// How long the resolver caches that a name does not exist.
+const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 
-/// Queries on their way to one resolver; the library's default refuses the 33rd.
-const MOST_QUERIES: usize = 512;
+/// Queries in flight to one resolver; hickory's default is 32.
+const MAX_QUERIES: usize = 512;
 
-/// Answers that are remembered for one sandbox.
-const REMEMBERED: u64 = 256;
+/// Cached DNS answers per sandbox.
+const MAX_CACHED_ANSWERS: u64 = 256;
 
-/// Where names lead, and which of it may be dialled.
+/// Address resolution and the checks of addresses.
 pub(super) struct Addresses {
     /// The operator's fixed addresses.
     pub(super) resolve: FixedAddresses,
-    /// The operator's exceptions.
-    pub(super) holes: Vec<PrivateAddressException>,
-    /// The gate's own listeners, refused always.
+    /// Private addresses that the operator allows.
+    pub(super) private_exceptions: Vec<PrivateAddressException>,
+    /// The gate's own listeners, which are always refused.
     pub(super) own: Arc<[SocketAddr]>,
-    /// The operator's rules, where some of them deny names: aliases are held against them.
+    /// The operator's rules if some of them deny names: CNAME targets are checked against them.
     denied: Option<Arc<Allowlist>>,
     resolvers: Arc<Resolvers>,
 }
 
-/// A resolver for each sandbox. They remember answers, and how fast one comes would tell a
-/// sandbox what another asked for.
+/// One resolver per sandbox. Resolvers cache answers: a shared cache would show a sandbox, by
+/// its response times, which names another one has resolved.
 struct Resolvers {
     servers: Result<Vec<SocketAddr>, String>,
-    each: Mutex<HashMap<SandboxId, TokioResolver>>,
+    by_sandbox: Mutex<HashMap<SandboxId, TokioResolver>>,
 }
 
 impl Addresses {
-    /// Reads the system's resolvers if they are asked for.
+    /// Reads the system's resolvers if the settings refer to them.
     pub(super) fn new(settings: &Settings, own: Arc<[SocketAddr]>) -> Self {
         let egress = &settings.egress;
         let allowlist = settings.allowlist();
         Self {
             resolve: egress.resolve.clone(),
-            holes: egress.allow_private.clone(),
+            private_exceptions: egress.allow_private.clone(),
             own,
             denied: allowlist
                 .denies_names()
                 .then(|| Arc::new(allowlist.clone())),
             resolvers: Arc::new(Resolvers {
                 servers: resolvers::read(&egress.dns),
-                each: Mutex::default(),
+                by_sandbox: Mutex::default(),
             }),
         }
     }
 
-    /// The same, with other listeners.
+    /// A copy with other listener addresses.
     pub(super) fn with_own(&self, own: Arc<[SocketAddr]>) -> Self {
         Self {
             resolve: self.resolve.clone(),
-            holes: self.holes.clone(),
+            private_exceptions: self.private_exceptions.clone(),
             own,
             denied: self.denied.clone(),
             resolvers: Arc::clone(&self.resolvers),
         }
     }
 
-    /// Addresses of `host` that were all checked, IPv6 and IPv4 in turns. Asks no resolver
-    /// about an address, nor about a host with a fixed one.
+    /// Checked addresses of `host`, IPv6 and IPv4 alternating. IP addresses and hosts with a
+    /// fixed address need no resolver.
     pub(super) async fn find(
         &self,
         sandbox: &SandboxId,
@@ -102,10 +102,10 @@ impl Addresses {
             .into_iter()
             .map(|ip| self.check(host, ip, port))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(in_turns(checked))
+        Ok(interleave_families(checked))
     }
 
-    /// Judges one address.
+    /// Checks one address.
     pub(super) fn check(
         &self,
         host: &Host,
@@ -115,9 +115,10 @@ impl Addresses {
         let address = SocketAddr::new(ip, port);
         self.refuse_own(host, address)?;
         let class = classify(ip);
-        let mut holes = self.holes.iter();
+        let mut private_exceptions = self.private_exceptions.iter();
         if class.is_dialable()
-            || holes.any(|hole| hole.host.matches(host) && hole.cidr.contains(ip))
+            || private_exceptions
+                .any(|exception| exception.host.matches(host) && exception.cidr.contains(ip))
         {
             return Ok(address);
         }
@@ -128,8 +129,7 @@ impl Addresses {
         })
     }
 
-    /// Judges a name behind an alias. What cannot be read as a host's name is none that the
-    /// operator could have denied.
+    /// Checks a CNAME target. One that is not a valid host name cannot match a rule that denies.
     fn check_alias(&self, host: &Host, alias: &Name) -> Result<(), DialError> {
         let Some(denied) = &self.denied else {
             return Ok(());
@@ -146,9 +146,9 @@ impl Addresses {
             })
     }
 
-    /// A request that comes back in at the gate's own door would be judged as somebody else's.
+    /// Refuses the gate's own listeners: a request to them would get another caller's identity.
     fn refuse_own(&self, host: &Host, address: SocketAddr) -> Result<(), DialError> {
-        if !self.own.iter().any(|own| is_same(*own, address)) {
+        if !self.own.iter().any(|own| reaches_listener(*own, address)) {
             return Ok(());
         }
         Err(DialError::Refused {
@@ -158,9 +158,9 @@ impl Addresses {
         })
     }
 
-    /// Forgets what was asked for a sandbox.
+    /// Drops the resolver of a sandbox and its cache.
     pub(super) fn forget(&self, sandbox: &SandboxId) {
-        self.resolvers.each().remove(sandbox);
+        self.resolvers.by_sandbox().remove(sandbox);
     }
 
     async fn look_up(
@@ -174,13 +174,13 @@ impl Addresses {
             detail,
         };
         let resolver = self.resolvers.of(sandbox).map_err(unresolved)?;
-        let mut asked = Name::from_ascii(name.as_str()).map_err(|error| DialError::BadName {
+        let mut query = Name::from_ascii(name.as_str()).map_err(|error| DialError::BadName {
             host: host.clone(),
             detail: error.to_string(),
         })?;
-        // What was judged is what is asked for: no search domain is tried.
-        asked.set_fqdn(true);
-        let found: Vec<IpAddr> = match resolver.lookup_ip(asked).await {
+        // Resolve exactly the name that was checked, without search domains.
+        query.set_fqdn(true);
+        let found: Vec<IpAddr> = match resolver.lookup_ip(query).await {
             Ok(found) => {
                 for record in found.as_lookup().answers() {
                     if let RData::CNAME(alias) = &record.data {
@@ -202,17 +202,19 @@ impl Addresses {
 impl Resolvers {
     fn of(&self, sandbox: &SandboxId) -> Result<TokioResolver, String> {
         let servers = self.servers.as_ref().map_err(Clone::clone)?;
-        let mut each = self.each();
-        if let Some(resolver) = each.get(sandbox) {
+        let mut by_sandbox = self.by_sandbox();
+        if let Some(resolver) = by_sandbox.get(sandbox) {
             return Ok(resolver.clone());
         }
         let resolver = open(servers)?;
-        each.insert(sandbox.clone(), resolver.clone());
+        by_sandbox.insert(sandbox.clone(), resolver.clone());
         Ok(resolver)
     }
 
-    fn each(&self) -> MutexGuard<'_, HashMap<SandboxId, TokioResolver>> {
-        self.each.lock().unwrap_or_else(PoisonError::into_inner)
+    fn by_sandbox(&self) -> MutexGuard<'_, HashMap<SandboxId, TokioResolver>> {
+        self.by_sandbox
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -225,12 +227,12 @@ fn open(servers: &[SocketAddr]) -> Result<TokioResolver, String> {
         server
     });
     let mut options = ResolverOpts::default();
-    options.timeout = QUERY;
+    options.timeout = QUERY_TIMEOUT;
     options.attempts = 2;
-    options.cache_size = REMEMBERED;
-    options.negative_max_ttl = Some(FORGET_NEGATIVE);
-    options.max_active_requests = MOST_QUERIES;
-    // Aliases are looked at, so they have to be in the answer.
+    options.cache_size = MAX_CACHED_ANSWERS;
+    options.negative_max_ttl = Some(MAX_NEGATIVE_TTL);
+    options.max_active_requests = MAX_QUERIES;
+    // CNAME targets are checked, so the answer has to contain them.
     options.preserve_intermediates = true;
     let servers = ResolverConfig::from_name_servers(servers.collect());
     let mut builder = TokioResolver::builder_with_config(servers, TokioRuntimeProvider::default());
@@ -238,23 +240,23 @@ fn open(servers: &[SocketAddr]) -> Result<TokioResolver, String> {
     builder.build().map_err(|error| error.to_string())
 }
 
-/// RFC 8305, section 4: the families take turns, beginning with IPv6.
-fn in_turns(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+/// Alternates IPv6 and IPv4 addresses, IPv6 first (RFC 8305, section 4).
+fn interleave_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let (six, four): (Vec<_>, Vec<_>) = addresses.into_iter().partition(SocketAddr::is_ipv6);
     let (mut six, mut four) = (six.into_iter(), four.into_iter());
-    let mut turns = Vec::with_capacity(six.len() + four.len());
+    let mut ordered = Vec::with_capacity(six.len() + four.len());
     loop {
         let pair = [six.next(), four.next()];
         if pair == [None, None] {
-            return turns;
+            return ordered;
         }
-        turns.extend(pair.into_iter().flatten());
+        ordered.extend(pair.into_iter().flatten());
     }
 }
 
 /// Whether a connection to `address` would arrive at the listener `own`. The unspecified
 /// address stands for every address of this host, on either side.
-fn is_same(own: SocketAddr, address: SocketAddr) -> bool {
+fn reaches_listener(own: SocketAddr, address: SocketAddr) -> bool {
     let (mine, other) = (own.ip().to_canonical(), address.ip().to_canonical());
     own.port() == address.port()
         && (mine == other
@@ -262,7 +264,7 @@ fn is_same(own: SocketAddr, address: SocketAddr) -> bool {
             || (other.is_unspecified() && is_local(mine)))
 }
 
-/// When the interfaces cannot be read, every address might be ours.
+/// Whether `ip` is an address of this host; true if the interfaces cannot be read.
 fn is_local(ip: IpAddr) -> bool {
     if ip.is_loopback() || ip.is_unspecified() {
         return true;

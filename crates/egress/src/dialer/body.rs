@@ -1,4 +1,4 @@
-//! The two bodies of one exchange.
+//! Request and response bodies of one exchange with an upstream.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,44 +7,48 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::driven::Frames;
 use super::exchange::PooledLease;
-use super::pool::Place;
-use crate::body::{Broken, Content};
+use super::http1_connection::BodyFrameCount;
+use super::pool::PoolSlot;
+use crate::body::{BodyError, MessageBody};
 
-/// A request's body on its way out.
-pub(super) struct Departing {
-    content: Content,
-    frames: Arc<Frames>,
-    /// A stream's place is free when neither body needs it.
-    _place: Option<Arc<Place>>,
+/// Request body that is being sent to an upstream.
+pub(super) struct OutgoingBody {
+    content: MessageBody,
+    frames: Arc<BodyFrameCount>,
+    /// An HTTP/2 stream's slot is free when request and response body are dropped.
+    _slot: Option<Arc<PoolSlot>>,
 }
 
-impl Departing {
-    pub(super) fn new(content: Content, frames: Arc<Frames>, place: Option<Arc<Place>>) -> Self {
+impl OutgoingBody {
+    pub(super) fn new(
+        content: MessageBody,
+        frames: Arc<BodyFrameCount>,
+        slot: Option<Arc<PoolSlot>>,
+    ) -> Self {
         Self {
             content,
             frames,
-            _place: place,
+            _slot: slot,
         }
     }
 
-    /// The body itself, if the request was not sent after all.
-    pub(super) fn into_content(self) -> Content {
+    /// Takes the body back from a request that was not sent.
+    pub(super) fn into_content(self) -> MessageBody {
         self.content
     }
 }
 
-impl Body for Departing {
+impl Body for OutgoingBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let frame = ready!(Pin::new(&mut self.content).poll_frame(cx));
-        self.frames.taken();
+        self.frames.increment();
         Poll::Ready(frame)
     }
 
@@ -57,44 +61,44 @@ impl Body for Departing {
     }
 }
 
-/// A response's body on its way in. Read to its end or dropped, it gives its connection back.
-pub struct Arriving {
+/// Response body of an upstream. Read to its end or dropped, it releases its connection.
+pub struct UpstreamBody {
     incoming: Incoming,
-    way: Way,
+    source: BodySource,
 }
 
-/// What brings it.
-pub(super) enum Way {
-    /// A connection that is driven as the body is read.
+/// The connection that delivers a response body.
+pub(super) enum BodySource {
+    /// An HTTP/1 connection that is polled as the body is read.
     Http1(Box<PooledLease>),
-    /// One stream among others of a connection.
-    Http2 { _place: Arc<Place> },
-    /// A connection of its own, or none any more.
-    Free,
+    /// A stream of a shared HTTP/2 connection.
+    Http2 { _slot: Arc<PoolSlot> },
+    /// A connection outside the pool, or one that was released.
+    Detached,
 }
 
-impl Arriving {
-    pub(super) fn new(incoming: Incoming, way: Way) -> Self {
-        Self { incoming, way }
+impl UpstreamBody {
+    pub(super) fn new(incoming: Incoming, source: BodySource) -> Self {
+        Self { incoming, source }
     }
 
-    /// Gives the connection back if nothing more comes.
-    pub(super) fn look(&mut self, cx: &mut Context<'_>) {
+    /// Releases the connection if the body has ended.
+    pub(super) fn release_if_ended(&mut self, cx: &mut Context<'_>) {
         if self.incoming.is_end_stream() {
-            self.end(cx);
+            self.release(cx);
         }
     }
 
-    /// The body came to its proper end.
-    fn end(&mut self, cx: &mut Context<'_>) {
-        match std::mem::replace(&mut self.way, Way::Free) {
-            Way::Http1(ride) => ride.end(cx),
-            Way::Http2 { .. } | Way::Free => {}
+    /// Releases the connection after a complete body.
+    fn release(&mut self, cx: &mut Context<'_>) {
+        match std::mem::replace(&mut self.source, BodySource::Detached) {
+            BodySource::Http1(lease) => lease.end(cx),
+            BodySource::Http2 { .. } | BodySource::Detached => {}
         }
     }
 }
 
-impl Body for Arriving {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -104,24 +108,24 @@ impl Body for Arriving {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
         let mut incoming = Pin::new(&mut this.incoming);
-        let next = match &mut this.way {
-            Way::Http1(ride) => {
-                let connection = ride.connection();
+        let next = match &mut this.source {
+            BodySource::Http1(lease) => {
+                let connection = lease.connection();
                 let mut inside = Context::from_waker(connection.waker());
                 match incoming.as_mut().poll_frame(&mut inside) {
                     Poll::Ready(frame) => Poll::Ready(frame),
                     Poll::Pending => {
-                        connection.attend(cx, |_, inside| incoming.as_mut().poll_frame(inside))
+                        connection.drive_until(cx, |_, inside| incoming.as_mut().poll_frame(inside))
                     }
                 }
             }
-            Way::Http2 { .. } | Way::Free => incoming.poll_frame(cx),
+            BodySource::Http2 { .. } | BodySource::Detached => incoming.poll_frame(cx),
         };
         let frame = ready!(next);
         match &frame {
-            Some(Ok(_)) => this.look(cx),
-            Some(Err(_)) => this.way = Way::Free,
-            None => this.end(cx),
+            Some(Ok(_)) => this.release_if_ended(cx),
+            Some(Err(_)) => this.source = BodySource::Detached,
+            None => this.release(cx),
         }
         Poll::Ready(frame)
     }
@@ -135,8 +139,8 @@ impl Body for Arriving {
     }
 }
 
-impl std::fmt::Debug for Arriving {
+impl std::fmt::Debug for UpstreamBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Arriving").field(&self.incoming).finish()
+        f.debug_tuple("UpstreamBody").field(&self.incoming).finish()
     }
 }

@@ -1,4 +1,4 @@
-//! Why a request did not get out, or nothing came back.
+//! Errors of the dialer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,76 +8,76 @@ use policy::host::Host;
 use policy::reason::Reason;
 use policy::verdict::RuleName;
 
-/// What kept the dialer from an answer.
+/// Why the dialer got no response.
 ///
-/// As text it is for the agent and names nothing but the host it asked for. What was seen of
-/// the operator's network is in [`DialError::evidence`].
+/// The message is for the agent and names only the requested host. Details of the operator's
+/// network are in [`DialError::evidence`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DialError {
-    /// DNS or TLS cannot carry the name.
-    #[error("{host} is not a name that can be connected to: check its spelling")]
+    /// The name is not valid in DNS or TLS.
+    #[error("{host} is not a valid host name: check its spelling")]
     BadName {
         /// The name.
         host: Host,
-        /// What is wrong with it.
+        /// What is wrong with the name.
         detail: String,
     },
-    /// DNS says that there is nothing.
-    #[error("{host} has no address: check its spelling")]
+    /// DNS has no address for the name.
+    #[error("{host} has no address in DNS: check its spelling")]
     NoSuchName {
         /// The name.
         host: Host,
     },
-    /// DNS says nothing.
-    #[error("the address of {host} could not be found: the resolver did not answer")]
+    /// The resolvers failed.
+    #[error("{host} could not be resolved: the DNS resolver failed")]
     Unresolved {
         /// The name.
         host: Host,
-        /// What the resolver said.
+        /// The resolver's error.
         detail: String,
     },
-    /// An address that is never dialled.
-    #[error("{host} leads to an address that is never dialled")]
+    /// The host has an address that is never dialled.
+    #[error("{host} resolves to an address that is never dialled")]
     Refused {
         /// The host.
         host: Host,
         /// The first such address.
         address: IpAddr,
-        /// What it is.
+        /// The class of the address.
         class: &'static str,
     },
-    /// An alias of a name that the operator denied.
+    /// The host is an alias (CNAME) of a name that the operator denies.
     #[error("{host} is an alias of a name that a rule denies")]
     Alias {
         /// The host.
         host: Host,
-        /// What it is an alias of.
+        /// The denied name.
         alias: Host,
-        /// The rule.
+        /// The rule that denies the name.
         rule: RuleName,
     },
-    /// No address took the connection.
+    /// No address accepted a connection.
     #[error("{host} could not be reached on port {port}")]
     Unreachable {
         /// The host.
         host: Host,
-        /// The port that was asked for.
+        /// The requested port.
         port: u16,
-        /// What each address said.
+        /// The error of each address.
         detail: String,
     },
-    /// The upstream's TLS is not acceptable.
-    #[error("the TLS handshake with {host} failed: {says}")]
+    /// The TLS handshake failed.
+    #[error("the TLS handshake with {host} failed: {cause}")]
     Tls {
         /// The host.
         host: Host,
-        /// One plain sentence.
-        says: &'static str,
-        /// What the library said.
+        /// The cause, in words for the agent.
+        cause: &'static str,
+        /// The library's error.
         detail: String,
     },
-    /// Nothing to check a certificate against.
-    #[error("the certificate of {host} cannot be checked: the gate has no roots")]
+    /// The gate has no root certificates.
+    #[error("the certificate of {host} cannot be checked: the gate has no root certificates")]
     NoRoots {
         /// The host.
         host: Host,
@@ -87,39 +87,39 @@ pub enum DialError {
     TimedOut {
         /// The host.
         host: Host,
-        /// The step.
-        step: Step,
-        /// The time it had.
+        /// The step that timed out.
+        step: DialStep,
+        /// The timeout.
         after: Duration,
     },
     /// All connections that one sandbox may have to one host are in use.
-    #[error("too many requests to {host} are running: none of them ended within {after:?}")]
+    #[error("too many concurrent requests to {host}: none of them ended within {after:?}")]
     Busy {
         /// The host.
         host: Host,
-        /// How long it was waited.
+        /// The timeout.
         after: Duration,
     },
-    /// The connection broke, or what came over it is not HTTP.
-    #[error("{host} ended the connection without a proper answer")]
-    Broken {
+    /// The connection failed, or the response is not valid HTTP.
+    #[error("{host} closed the connection without a valid response")]
+    ConnectionFailed {
         /// The host.
         host: Host,
-        /// What the library said.
+        /// The library's error.
         detail: String,
     },
-    /// A limit of ours.
-    #[error("the head of {host}'s answer is longer than 64 KiB, or has more than 100 headers")]
+    /// The response head exceeds the gate's limits.
+    #[error("the response head of {host} is longer than 64 KiB, or has more than 100 headers")]
     LongHead {
         /// The host.
         host: Host,
     },
-    /// The body that was to be sent broke. Its own error is in the chain of sources.
+    /// The request body failed. Its own error is in the chain of sources.
     #[error("the request to {host} ended before it was complete")]
-    Cut {
+    RequestBodyFailed {
         /// The host.
         host: Host,
-        /// How it broke.
+        /// The error of the body.
         #[source]
         cause: Arc<hyper::Error>,
     },
@@ -128,31 +128,31 @@ pub enum DialError {
     Unsendable {
         /// The host.
         host: Host,
-        /// Why not.
+        /// Why the request is invalid.
         detail: &'static str,
     },
 }
 
-/// A step of the way out that has a time-out.
+/// A step of the dialer that has a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Name, connection and TLS.
+pub enum DialStep {
+    /// DNS lookup, TCP connect and TLS handshake.
     Connect,
     /// The head of the response.
     Answer,
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for DialStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Step::Connect => "take a connection",
-            Step::Answer => "answer",
+            DialStep::Connect => "accept a connection",
+            DialStep::Answer => "respond",
         })
     }
 }
 
 impl DialError {
-    /// The stable word for it.
+    /// The reason code.
     pub const fn reason(&self) -> Reason {
         match self {
             DialError::BadName { .. } => Reason::BadName,
@@ -161,16 +161,16 @@ impl DialError {
             DialError::NoSuchName { .. }
             | DialError::Unresolved { .. }
             | DialError::Unreachable { .. }
-            | DialError::Broken { .. }
+            | DialError::ConnectionFailed { .. }
             | DialError::LongHead { .. } => Reason::ConnectFailed,
             DialError::Tls { .. } | DialError::NoRoots { .. } => Reason::TlsUpstream,
             DialError::TimedOut { .. } | DialError::Busy { .. } => Reason::UpstreamTimeout,
-            DialError::Cut { .. } | DialError::Unsendable { .. } => Reason::Internal,
+            DialError::RequestBodyFailed { .. } | DialError::Unsendable { .. } => Reason::Internal,
         }
     }
 
-    /// Whether the upstream is to blame, which is what a breaker counts. What we refuse, and
-    /// what the client broke, says nothing about the upstream.
+    /// Whether a circuit breaker counts the error as a failure of the upstream. Refusals of the
+    /// gate and failures of the client do not count.
     pub const fn counts_as_failure(&self) -> bool {
         match self {
             DialError::NoSuchName { .. }
@@ -178,26 +178,26 @@ impl DialError {
             | DialError::Unreachable { .. }
             | DialError::Tls { .. }
             | DialError::TimedOut { .. }
-            | DialError::Broken { .. } => true,
+            | DialError::ConnectionFailed { .. } => true,
             DialError::BadName { .. }
             | DialError::Refused { .. }
             | DialError::Alias { .. }
             | DialError::NoRoots { .. }
             | DialError::Busy { .. }
             | DialError::LongHead { .. }
-            | DialError::Cut { .. }
+            | DialError::RequestBodyFailed { .. }
             | DialError::Unsendable { .. } => false,
         }
     }
 
-    /// What was seen, for the operator alone.
+    /// Details for the operator only.
     pub fn evidence(&self) -> String {
         match self {
             DialError::BadName { detail, .. }
             | DialError::Unresolved { detail, .. }
             | DialError::Unreachable { detail, .. }
             | DialError::Tls { detail, .. }
-            | DialError::Broken { detail, .. } => detail.clone(),
+            | DialError::ConnectionFailed { detail, .. } => detail.clone(),
             DialError::NoSuchName { host } => format!("no A or AAAA record of {host}"),
             DialError::Refused {
                 host,
@@ -213,21 +213,21 @@ impl DialError {
             DialError::TimedOut { step, after, .. } => format!("did not {step} within {after:?}"),
             DialError::Busy { after, .. } => format!("no free connection for {after:?}"),
             DialError::LongHead { .. } => self.to_string(),
-            DialError::Cut { cause, .. } => said(cause.as_ref()),
+            DialError::RequestBodyFailed { cause, .. } => error_chain(cause.as_ref()),
             DialError::Unsendable { detail, .. } => (*detail).to_owned(),
         }
     }
 }
 
-/// An error and what caused it, in one line.
-pub(super) fn said(error: &dyn std::error::Error) -> String {
+/// An error with its chain of sources, in one line.
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        let cause_says = cause.to_string();
-        if !text.contains(&cause_says) {
+        let message = cause.to_string();
+        if !text.contains(&message) {
             text.push_str(": ");
-            text.push_str(&cause_says);
+            text.push_str(&message);
         }
         next = cause.source();
     }

@@ -1,4 +1,4 @@
-//! One request on one connection.
+//! Exchange: sends one request on a pooled or new connection and waits for the response head.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,92 +13,94 @@ use policy::host::Host;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{self, Arriving, Departing};
-use super::driven::{Driven, Frames};
-use super::error::{DialError, Step};
-use super::pool::{Checkout, Dial, HostPool, Place};
-use super::wire::{Deadline, Line, broken};
-use super::{Rules, Sent, Timings, message};
+use super::body::{BodySource, OutgoingBody, UpstreamBody};
+use super::connector::{Deadline, NewConnection, connection_error};
+use super::error::{DialError, DialStep};
+use super::http1_connection::{BodyFrameCount, Http1Connection};
+use super::pool::{Checkout, DialPermit, HostPool, PoolSlot};
+use super::{DialConfig, Timings, UpstreamResponse, message};
 use crate::alarm::Alarm;
-use crate::body::Content;
+use crate::body::MessageBody;
 use crate::outgoing::Route;
 
-/// How long an upload whose answer has ended may stand still.
-const LINGER: Duration = Duration::from_secs(60);
+/// Idle timeout of an upload that continues after its response has ended.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection and a request's place on it.
-pub(super) struct Taken {
-    way: Way,
+/// A connection that is ready for a request.
+pub(super) struct ReadyConnection {
+    transport: Transport,
     timings: Timings,
 }
 
-enum Way {
+enum Transport {
     Http1(PooledLease),
     Http2(
-        Arc<Place>,
-        http2::SendRequest<Departing>,
+        Arc<PoolSlot>,
+        http2::SendRequest<OutgoingBody>,
         Option<Arc<Notify>>,
     ),
 }
 
-/// A request's hold on an HTTP/1 connection, which it drives. Dropped before its end, it
-/// closes the connection: what is left on it belongs to nobody.
+/// A request's lease of an HTTP/1 connection, which the request polls. Dropped before the
+/// exchange ends, the lease closes the connection, because unread bytes are left on it.
 pub(super) struct PooledLease {
-    place: Place,
-    connection: Driven,
+    slot: PoolSlot,
+    connection: Http1Connection,
 }
 
-/// How one attempt ended without an answer.
-pub(super) enum Failure {
-    /// For good.
+/// Why an attempt got no response.
+pub(super) enum AttemptError {
+    /// The request must not be sent again.
     Final(DialError),
     /// The connection closed before any of the request was sent.
-    Unsent(Box<Request<Content>>, DialError),
+    Unsent(Box<Request<MessageBody>>, DialError),
 }
 
-impl From<DialError> for Failure {
+impl From<DialError> for AttemptError {
     fn from(error: DialError) -> Self {
-        Failure::Final(error)
+        AttemptError::Final(error)
     }
 }
 
-/// Finds or makes a connection; none when the shelf was taken down meanwhile.
-pub(super) async fn take(
-    shelf: &Arc<HostPool>,
-    rules: &Rules,
+/// Takes a connection from the pool or dials; `None` if the host pool was closed meanwhile.
+pub(super) async fn take_connection(
+    host_pool: &Arc<HostPool>,
+    config: &DialConfig,
     since: Instant,
-    again: bool,
-) -> Result<Option<Taken>, DialError> {
-    let (sandbox, route) = &shelf.key;
-    let deadline = Deadline::new(&route.host, since, rules.timeouts.connect);
+    is_retry: bool,
+) -> Result<Option<ReadyConnection>, DialError> {
+    let (sandbox, route) = &host_pool.key;
+    let deadline = Deadline::new(&route.host, since, config.timeouts.connect);
     let mut seen = None;
-    let mut checkout = shelf.check_out(seen, again);
+    let mut checkout = host_pool.check_out(seen, is_retry);
     loop {
         match checkout {
             Checkout::Http1 {
-                place,
+                slot,
                 mut connection,
             } => {
-                // It was ready when it was put there, and may have ended since.
+                // The connection may have closed while it was idle.
                 if connection.is_ready().await {
-                    return Ok(Some(Taken {
+                    return Ok(Some(ReadyConnection {
                         timings: Timings::reused(connection.peer(), http::Version::HTTP_11),
-                        way: Way::Http1(PooledLease { place, connection }),
+                        transport: Transport::Http1(PooledLease { slot, connection }),
                     }));
                 }
-                checkout = shelf.check_out(seen, again);
+                checkout = host_pool.check_out(seen, is_retry);
             }
-            Checkout::Http2 { place, line } => {
-                return Ok(Some(Taken {
-                    timings: Timings::reused(line.peer, http::Version::HTTP_2),
-                    way: Way::Http2(Arc::new(place), line.sender.clone(), None),
+            Checkout::Http2 { slot, connection } => {
+                return Ok(Some(ReadyConnection {
+                    timings: Timings::reused(connection.peer, http::Version::HTTP_2),
+                    transport: Transport::Http2(Arc::new(slot), connection.sender.clone(), None),
                 }));
             }
             Checkout::Dial(dial) => {
-                // Seldom and large: in place it would make every request's future as large.
-                let dialing = Box::pin(deadline.hold(rules.line(route, sandbox)));
+                // Dialling is rare and its future large: unboxed, it would enlarge every request's.
+                let dialing = Box::pin(deadline.enforce(config.connect_http(route, sandbox)));
                 return match dialing.await {
-                    Ok((line, timings)) => Ok(Some(Taken::fresh(dial, line, timings))),
+                    Ok((connection, timings)) => {
+                        Ok(Some(ReadyConnection::from_dial(dial, connection, timings)))
+                    }
                     Err(error) => {
                         dial.failed(&error);
                         Err(error)
@@ -107,98 +109,102 @@ pub(super) async fn take(
             }
             Checkout::Wait { dial } => {
                 seen = dial;
-                checkout = Box::pin(wait_for_change(shelf, &deadline, dial, again)).await?;
+                checkout = Box::pin(wait_for_change(host_pool, &deadline, dial, is_retry)).await?;
             }
             Checkout::Failed(error) => return Err(error),
-            Checkout::Gone => return Ok(None),
+            Checkout::Closed => return Ok(None),
         }
     }
 }
 
-/// Waits for `dial`, or for others to end, and looks again.
+/// Waits for `dial` or for a free slot, then checks out again.
 async fn wait_for_change(
-    shelf: &Arc<HostPool>,
+    host_pool: &Arc<HostPool>,
     deadline: &Deadline<'_>,
     dial: Option<u64>,
-    again: bool,
+    is_retry: bool,
 ) -> Result<Checkout, DialError> {
-    let mut changed = pin!(shelf.changed.notified());
+    let mut changed = pin!(host_pool.changed.notified());
     changed.as_mut().enable();
-    // Once more, so that nothing is missed between the look and the wait.
-    let seen = match shelf.check_out(dial, again) {
+    // Check again: the pool may have changed before the notification was enabled.
+    let seen = match host_pool.check_out(dial, is_retry) {
         Checkout::Wait { dial } => dial,
         found => return Ok(found),
     };
     if timeout_at(deadline.at, changed).await.is_ok() {
-        return Ok(shelf.check_out(seen, again));
+        return Ok(host_pool.check_out(seen, is_retry));
     }
     let (host, after) = (deadline.host.clone(), deadline.after);
-    // Who waited for a dial waited for the upstream; else for others to end.
+    // Without a dial the request waited for other requests, not for the upstream.
     Err(match seen {
         Some(_) => DialError::TimedOut {
             host,
-            step: Step::Connect,
+            step: DialStep::Connect,
             after,
         },
         None => DialError::Busy { host, after },
     })
 }
 
-impl Taken {
-    fn fresh(dial: Dial, line: Line, timings: Timings) -> Self {
-        let way = match line {
-            Line::Http1(connection) => Way::Http1(PooledLease {
-                place: dial.http1(),
+impl ReadyConnection {
+    fn from_dial(dial: DialPermit, connection: NewConnection, timings: Timings) -> Self {
+        let transport = match connection {
+            NewConnection::Http1(connection) => Transport::Http1(PooledLease {
+                slot: dial.http1(),
                 connection,
             }),
-            Line::Http2 { sender, most, look } => {
-                let place = dial.http2(sender.clone(), timings.peer, most);
-                Way::Http2(Arc::new(place), sender, Some(look))
+            NewConnection::Http2 {
+                sender,
+                max_streams,
+                refresh,
+            } => {
+                let slot = dial.http2(sender.clone(), timings.peer, max_streams);
+                Transport::Http2(Arc::new(slot), sender, Some(refresh))
             }
         };
-        Self { way, timings }
+        Self { transport, timings }
     }
 
-    /// Sends the request and waits for the head of the answer.
+    /// Sends the request and waits for the response head.
     pub(super) async fn send(
         self,
         route: &Route,
-        mut request: Request<Content>,
+        mut request: Request<MessageBody>,
         response: Duration,
-    ) -> Result<Sent, Failure> {
-        let Self { way, timings } = self;
-        let (answered, way) = match way {
-            Way::Http1(mut ride) => {
+    ) -> Result<UpstreamResponse, AttemptError> {
+        let Self { transport, timings } = self;
+        let (answered, source) = match transport {
+            Transport::Http1(mut lease) => {
                 message::for_http1(route, &mut request)?;
-                let frames = Arc::clone(ride.connection.frames());
-                let wrap = |content| Departing::new(content, Arc::clone(&frames), None);
-                let mut sending = pin!(ride.connection.send(request.map(wrap)));
-                let connection = &mut ride.connection;
+                let frames = Arc::clone(lease.connection.frames());
+                let wrap = |content| OutgoingBody::new(content, Arc::clone(&frames), None);
+                let mut sending = pin!(lease.connection.send(request.map(wrap)));
+                let connection = &mut lease.connection;
                 let driven = |cx: &mut Context<'_>, until| {
-                    connection.attend(cx, |connection, inside| {
+                    connection.drive_until(cx, |connection, inside| {
                         poll_until(inside, sending.as_mut(), connection.alarm(), until)
                     })
                 };
-                let answered = wait(&route.host, &frames, response, driven).await?;
-                (answered, body::Way::Http1(Box::new(ride)))
+                let answered = wait_for_head(&route.host, &frames, response, driven).await?;
+                (answered, BodySource::Http1(Box::new(lease)))
             }
-            Way::Http2(place, mut sender, look) => {
+            Transport::Http2(slot, mut sender, refresh) => {
                 message::for_http2(route, &mut request)?;
                 let frames = Arc::default();
                 let wrap = |content| {
-                    Departing::new(content, Arc::clone(&frames), Some(Arc::clone(&place)))
+                    OutgoingBody::new(content, Arc::clone(&frames), Some(Arc::clone(&slot)))
                 };
                 let mut sending = pin!(sender.try_send_request(request.map(wrap)));
                 let mut alarm = Alarm::default();
                 let sent = |cx: &mut Context<'_>, until| {
                     poll_until(cx, sending.as_mut(), &mut alarm, until)
                 };
-                let answered = wait(&route.host, &frames, response, sent).await?;
-                // The peer's settings come before its first answer.
-                if let Some(look) = look {
-                    look.notify_one();
+                let answered = wait_for_head(&route.host, &frames, response, sent).await?;
+                // The peer's SETTINGS arrive before its first response.
+                if let Some(refresh) = refresh {
+                    refresh.notify_one();
                 }
-                (answered, body::Way::Http2 { _place: place })
+                (answered, BodySource::Http2 { _slot: slot })
             }
         };
         let answer = match answered {
@@ -207,48 +213,48 @@ impl Taken {
                 let unsent_request = unsent.take_message();
                 let error = unsent.into_error();
                 return Err(match unsent_request {
-                    Some(request) if timings.reused => Failure::Unsent(
-                        Box::new(request.map(Departing::into_content)),
-                        broken(&route.host, &error),
+                    Some(request) if timings.reused => AttemptError::Unsent(
+                        Box::new(request.map(OutgoingBody::into_content)),
+                        connection_error(&route.host, &error),
                     ),
-                    Some(_) | None => Failure::Final(blame(&route.host, error)),
+                    Some(_) | None => AttemptError::Final(send_error(&route.host, error)),
                 });
             }
         };
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // What follows is not HTTP, and nobody asked for it.
-            return Err(Failure::Final(DialError::Broken {
+            // The request had no Upgrade header, and what follows is not HTTP.
+            return Err(AttemptError::Final(DialError::ConnectionFailed {
                 host: route.host.clone(),
-                detail: "the upstream switched protocols unasked".to_owned(),
+                detail: "the upstream switched protocols without an Upgrade request".to_owned(),
             }));
         }
-        let mut response = answer.map(|incoming| Arriving::new(incoming, way));
+        let mut response = answer.map(|incoming| UpstreamBody::new(incoming, source));
         poll_fn(|cx| {
-            response.body_mut().look(cx);
+            response.body_mut().release_if_ended(cx);
             Poll::Ready(())
         })
         .await;
-        Ok(Sent { response, timings })
+        Ok(UpstreamResponse { response, timings })
     }
 }
 
 impl PooledLease {
-    /// The connection it has.
-    pub(super) fn connection(&mut self) -> &mut Driven {
+    /// The leased connection.
+    pub(super) fn connection(&mut self) -> &mut Http1Connection {
         &mut self.connection
     }
 
-    /// The answer came to its proper end. If the request did too, the connection can be used
-    /// again; else it is seen off, and then can.
+    /// Ends the lease after a complete response. The connection returns to the pool, at once if
+    /// the request was sent completely, otherwise when its upload has ended.
     pub(super) fn end(mut self: Box<Self>, cx: &mut Context<'_>) {
         if self.connection.is_done() {
-            return self.place.give_back(self.connection);
+            return self.slot.give_back(self.connection);
         }
         match self.connection.poll_ready(cx) {
-            Poll::Ready(true) => self.place.give_back(self.connection),
+            Poll::Ready(true) => self.slot.give_back(self.connection),
             Poll::Ready(false) => {}
-            // Nobody listens to the rest.
-            Poll::Pending if self.connection.is_deaf() => {}
+            // The upstream reads no more of the upload.
+            Poll::Pending if self.connection.is_write_closed() => {}
             Poll::Pending => {
                 tokio::spawn(self.linger());
             }
@@ -257,37 +263,37 @@ impl PooledLease {
 
     async fn linger(mut self: Box<Self>) {
         loop {
-            let seen = self.connection.frames().so_far();
+            let seen = self.connection.frames().get();
             let ready = poll_fn(|cx| self.connection.poll_ready(cx));
-            match timeout(LINGER, ready).await {
-                Ok(true) => return self.place.give_back(self.connection),
-                Err(_) if self.connection.frames().so_far() != seen => {}
+            match timeout(LINGER_TIMEOUT, ready).await {
+                Ok(true) => return self.slot.give_back(self.connection),
+                Err(_) if self.connection.frames().get() != seen => {}
                 Ok(false) | Err(_) => return,
             }
         }
     }
 }
 
-pub(super) type Answered = Result<Response<Incoming>, TrySendError<Request<Departing>>>;
+pub(super) type SendResult = Result<Response<Incoming>, TrySendError<Request<OutgoingBody>>>;
 
-/// Waits for the head. The clock starts again while the request's own body moves: an upload
-/// may take longer than an answer.
-async fn wait(
+/// Waits for the response head. The timeout restarts while the request body is being sent: an
+/// upload may take longer than the response timeout.
+async fn wait_for_head(
     host: &Host,
-    frames: &Frames,
+    frames: &BodyFrameCount,
     response: Duration,
-    mut sending: impl FnMut(&mut Context<'_>, Instant) -> Poll<Option<Answered>>,
-) -> Result<Answered, DialError> {
+    mut sending: impl FnMut(&mut Context<'_>, Instant) -> Poll<Option<SendResult>>,
+) -> Result<SendResult, DialError> {
     loop {
-        let seen = frames.so_far();
+        let seen = frames.get();
         let until = Instant::now() + response;
         match poll_fn(|cx| sending(cx, until)).await {
             Some(answered) => return Ok(answered),
-            None if frames.so_far() != seen => {}
+            None if frames.get() != seen => {}
             None => {
                 return Err(DialError::TimedOut {
                     host: host.clone(),
-                    step: Step::Answer,
+                    step: DialStep::Answer,
                     after: response,
                 });
             }
@@ -295,13 +301,13 @@ async fn wait(
     }
 }
 
-/// The answer, or none where it did not come until then.
+/// Polls for the response head; ready with `None` when `until` has passed.
 fn poll_until(
     cx: &mut Context<'_>,
-    sending: Pin<&mut impl Future<Output = Answered>>,
+    sending: Pin<&mut impl Future<Output = SendResult>>,
     alarm: &mut Alarm,
     until: Instant,
-) -> Poll<Option<Answered>> {
+) -> Poll<Option<SendResult>> {
     match sending.poll(cx) {
         Poll::Ready(answered) => Poll::Ready(Some(answered)),
         Poll::Pending => {
@@ -311,13 +317,13 @@ fn poll_until(
     }
 }
 
-/// Whose fault it was: the body's that was being sent, or the upstream's.
-pub(super) fn blame(host: &Host, error: hyper::Error) -> DialError {
+/// The error for a failed send: the request body's own, or the upstream's.
+pub(super) fn send_error(host: &Host, error: hyper::Error) -> DialError {
     if error.is_user() {
-        return DialError::Cut {
+        return DialError::RequestBodyFailed {
             host: host.clone(),
             cause: Arc::new(error),
         };
     }
-    broken(host, &error)
+    connection_error(host, &error)
 }

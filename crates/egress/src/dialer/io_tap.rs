@@ -1,11 +1,11 @@
-//! An HTTP/1 connection's bytes as the library gets them.
+//! I/O adapter between an HTTP/1 upstream connection and hyper.
 //!
-//! The library's buffer grows with what is read at once, up to the largest head, and stays as
-//! large while the connection is unused: so only so much is read at once.
+//! hyper's read buffer grows with the size of a read, up to the largest head, and keeps that
+//! size while the connection is idle. So the size of one read is limited.
 //!
-//! An upstream may answer and close while the request is still being sent. The library would
-//! give up with the first byte that cannot be written, and lose the answer that has come: so
-//! such bytes are dropped, and what is read decides.
+//! An upstream may respond and close while the request is still being sent. hyper would fail at
+//! the first failed write and lose the response that has arrived. So failed writes are dropped,
+//! and reads decide how the exchange ends.
 
 use std::io::{IoSlice, Result};
 use std::pin::Pin;
@@ -15,19 +15,19 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf, Take};
 
-use super::wire::Wire;
+use super::connector::TcpOrTlsStream;
 
-/// What is read at once: one record of TLS and some more. The library's buffer doubles when
-/// it was filled, so this keeps it at 32 KiB.
-const MOST_AT_ONCE: u64 = 24 * 1024;
+/// Largest single read: slightly more than one TLS record. hyper doubles a buffer that was
+/// filled, so this keeps it at 32 KiB.
+const MAX_READ: u64 = 24 * 1024;
 
-/// A connection, read in sips, that may have stopped to listen.
+/// A stream with limited reads that ignores write errors.
 pub(super) struct IoTap {
-    wire: Take<Wire>,
-    deaf: WriteClosed,
+    stream: Take<TcpOrTlsStream>,
+    write_closed: WriteClosed,
 }
 
-/// Whether the other side does not listen any more.
+/// Whether a write has failed: the peer reads nothing more.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WriteClosed(Arc<AtomicBool>);
 
@@ -36,10 +36,10 @@ impl WriteClosed {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Takes a failure to write for a success, from then on.
-    fn or<T>(&self, written: Result<T>, dropped: T) -> Result<T> {
+    /// Turns a write error into a success and drops all later writes.
+    fn ignore_error<T>(&self, written: Result<T>, dropped: T) -> Result<T> {
         written.or_else(|error| {
-            tracing::debug!(%error, "an upstream does not listen any more");
+            tracing::debug!(%error, "upstream closed its read side");
             self.0.store(true, Ordering::Relaxed);
             Ok(dropped)
         })
@@ -47,13 +47,13 @@ impl WriteClosed {
 }
 
 impl IoTap {
-    pub(super) fn new(wire: Wire) -> (Self, WriteClosed) {
-        let deaf = WriteClosed::default();
+    pub(super) fn new(stream: TcpOrTlsStream) -> (Self, WriteClosed) {
+        let write_closed = WriteClosed::default();
         let tap = Self {
-            wire: wire.take(MOST_AT_ONCE),
-            deaf: deaf.clone(),
+            stream: stream.take(MAX_READ),
+            write_closed: write_closed.clone(),
         };
-        (tap, deaf)
+        (tap, write_closed)
     }
 }
 
@@ -63,8 +63,8 @@ impl AsyncRead for IoTap {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
-        self.wire.set_limit(MOST_AT_ONCE);
-        Pin::new(&mut self.wire).poll_read(cx, buf)
+        self.stream.set_limit(MAX_READ);
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
@@ -74,11 +74,11 @@ impl AsyncWrite for IoTap {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<Result<usize>> {
-        if self.deaf.is_set() {
+        if self.write_closed.is_set() {
             return Poll::Ready(Ok(bytes.len()));
         }
-        let written = ready!(Pin::new(self.wire.get_mut()).poll_write(cx, bytes));
-        Poll::Ready(self.deaf.or(written, bytes.len()))
+        let written = ready!(Pin::new(self.stream.get_mut()).poll_write(cx, bytes));
+        Poll::Ready(self.write_closed.ignore_error(written, bytes.len()))
     }
 
     fn poll_write_vectored(
@@ -87,26 +87,26 @@ impl AsyncWrite for IoTap {
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
         let whole = slices.iter().map(|slice| slice.len()).sum();
-        if self.deaf.is_set() {
+        if self.write_closed.is_set() {
             return Poll::Ready(Ok(whole));
         }
-        let written = ready!(Pin::new(self.wire.get_mut()).poll_write_vectored(cx, slices));
-        Poll::Ready(self.deaf.or(written, whole))
+        let written = ready!(Pin::new(self.stream.get_mut()).poll_write_vectored(cx, slices));
+        Poll::Ready(self.write_closed.ignore_error(written, whole))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.wire.get_ref().is_write_vectored()
+        self.stream.get_ref().is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        if self.deaf.is_set() {
+        if self.write_closed.is_set() {
             return Poll::Ready(Ok(()));
         }
-        let flushed = ready!(Pin::new(self.wire.get_mut()).poll_flush(cx));
-        Poll::Ready(self.deaf.or(flushed, ()))
+        let flushed = ready!(Pin::new(self.stream.get_mut()).poll_flush(cx));
+        Poll::Ready(self.write_closed.ignore_error(flushed, ()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(self.wire.get_mut()).poll_shutdown(cx)
+        Pin::new(self.stream.get_mut()).poll_shutdown(cx)
     }
 }

@@ -1,4 +1,4 @@
-//! The request as it goes out: rebuilt from the route, never from what the client wrote.
+//! Builds the request that is sent: target and Host come from the route, never from the client.
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderValue, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
@@ -11,30 +11,30 @@ use super::error::DialError;
 use crate::headers;
 use crate::outgoing::Route;
 
-/// Strips what belongs to the client's own hop. How long the body is, the writer learns from
-/// the body: a length from elsewhere could differ from what follows.
+/// Removes hop-by-hop headers and Content-Length. hyper takes the length from the body: a
+/// header could differ from it.
 pub(super) fn clean<B: Body>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     if request.method() == Method::CONNECT {
         return Err(DialError::Unsendable {
             host: route.host.clone(),
-            detail: "CONNECT is for proxies",
+            detail: "CONNECT is only valid for a proxy",
         });
     }
-    // The writer says nothing of a body that is not there, and some servers insist (411).
-    let says_empty = matches!(
+    // hyper sends no Content-Length for an empty body, and some servers require one (411).
+    let needs_length = matches!(
         *request.method(),
         Method::POST | Method::PUT | Method::PATCH
     ) && request.body().is_end_stream();
     let headers = request.headers_mut();
     headers::strip_request(headers);
     headers.remove(CONTENT_LENGTH);
-    if says_empty {
+    if needs_length {
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     Ok(())
 }
 
-/// Origin form, and one Host.
+/// Puts the request into HTTP/1 form: origin-form target and one Host.
 pub(super) fn for_http1<B: Body>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     let authority = authority(route)?;
     let host = HeaderValue::from_str(authority.as_str()).map_err(|error| DialError::BadName {
@@ -43,23 +43,23 @@ pub(super) fn for_http1<B: Body>(route: &Route, request: &mut Request<B>) -> Res
     })?;
     *request.uri_mut() = Uri::from(path(request.uri()));
     *request.version_mut() = Version::HTTP_11;
-    // hyper drops the body of a GET or HEAD whose length is not known, unless a header says
-    // that there is one (RFC 9110, 9.3.1 allows it; Elasticsearch clients send it).
+    // hyper drops the body of a GET or HEAD with an unknown length unless a header announces a
+    // body (RFC 9110, 9.3.1 allows one; Elasticsearch clients send it).
     let has_body = !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
     let headers = request.headers_mut();
     if has_body {
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     headers.insert(HOST, host);
-    // RFC 9110, 10.1.4: TE is itself of one hop.
+    // RFC 9110, 10.1.4: TE is a hop-by-hop header.
     if headers.contains_key(TE) {
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     Ok(())
 }
 
-/// `:scheme`, `:authority` and `:path`, and no Host. A request that was first meant for an
-/// HTTP/1 connection also loses the framing of HTTP/1.
+/// Puts the request into HTTP/2 form: `:scheme`, `:authority` and `:path`, without Host and
+/// without the HTTP/1 framing of an earlier attempt.
 pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(if route.tls {
@@ -81,8 +81,8 @@ pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<()
     Ok(())
 }
 
-/// Asks for `protocol` again, which [`clean`] took away.
-pub(super) fn ask_for_upgrade<B>(request: &mut Request<B>, protocol: HeaderValue) {
+/// Restores the Upgrade to `protocol` that [`clean`] removed.
+pub(super) fn request_upgrade<B>(request: &mut Request<B>, protocol: HeaderValue) {
     let headers = request.headers_mut();
     headers.remove(TE);
     headers.remove(TRAILER);
@@ -91,8 +91,8 @@ pub(super) fn ask_for_upgrade<B>(request: &mut Request<B>, protocol: HeaderValue
 }
 
 fn authority(route: &Route) -> Result<Authority, DialError> {
-    let usual = if route.tls { 443 } else { 80 };
-    let text = if route.port == usual {
+    let default_port = if route.tls { 443 } else { 80 };
+    let text = if route.port == default_port {
         route.host.to_string()
     } else {
         format!("{}:{}", route.host, route.port)

@@ -1,15 +1,14 @@
-//! Connections that are kept for the next request of the same sandbox to the same route.
+//! Connection pool: idle and shared connections by sandbox and route.
 //!
 //! ```text
 //!            ┌── an idle HTTP/1 connection ──────────────┐
-//!   check ───┼── a stream on an HTTP/2 connection ───────┼──▶ Place ──▶ both bodies ended
-//!   out      ├── dial (alone, where HTTP/2 is likely) ───┘                 │
+//!   check ───┼── a stream on an HTTP/2 connection ───────┼──▶ slot ──▶ both bodies ended
+//!   out      ├── dial (once, where HTTP/2 is likely) ────┘                 │
 //!            └── wait until something changes ◀────────────────────────────┘
 //! ```
-//! A [`Place`] is held by the request's body and by the response's. The last of them to go
-//! gives the connection back.
+//! Request body and response body share a [`PoolSlot`]; dropping the last one frees it.
 
-mod shelf;
+mod host_pool;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,24 +19,24 @@ use policy::id::SandboxId;
 
 use crate::outgoing::Route;
 
-pub(super) use self::shelf::{Checkout, Dial, HostPool, Place};
+pub(super) use self::host_pool::{Checkout, DialPermit, HostPool, PoolSlot};
 
-/// How long an unused connection is kept.
-const KEEP: Duration = Duration::from_secs(60);
+/// How long an idle connection is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Connections that are kept for one sandbox: one with a host of its own for every request
-/// must not fill the gate.
-const MOST_OF_SANDBOX: usize = 256;
+/// Pooled connections per sandbox, so that a sandbox with a new host for every request cannot
+/// fill the pool.
+const MAX_POOLED_PER_SANDBOX: usize = 256;
 
-/// Connections that are kept for all sandboxes.
-const MOST_OF_ALL: usize = 2048;
+/// Pooled connections of all sandboxes.
+const MAX_POOLED_TOTAL: usize = 2048;
 
-/// Whose connections, and whereto.
+/// The sandbox that owns the connections, and their route.
 pub(super) type Key = (SandboxId, Route);
 
-/// Every shelf.
+/// All host pools.
 pub(super) struct Pool {
-    shelves: Mutex<HashMap<Key, Arc<HostPool>, foldhash::fast::RandomState>>,
+    host_pools: Mutex<HashMap<Key, Arc<HostPool>, foldhash::fast::RandomState>>,
     kept: AtomicUsize,
     sweeping: AtomicBool,
 }
@@ -49,72 +48,72 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
-            shelves: Mutex::default(),
+            host_pools: Mutex::default(),
             kept: AtomicUsize::new(0),
             sweeping: AtomicBool::new(false),
         })
     }
 
-    /// The shelf for `key`.
-    pub(super) fn shelf(self: &Arc<Self>, key: &Key) -> Arc<HostPool> {
-        let mut shelves = locked(&self.shelves);
-        if let Some(shelf) = shelves.get(key) {
-            return Arc::clone(shelf);
+    /// The host pool for `key`, created if needed.
+    pub(super) fn host_pool(self: &Arc<Self>, key: &Key) -> Arc<HostPool> {
+        let mut host_pools = locked(&self.host_pools);
+        if let Some(host_pool) = host_pools.get(key) {
+            return Arc::clone(host_pool);
         }
-        let mut others = shelves.values();
-        let of_sandbox = others.find(|shelf| shelf.key.0 == key.0);
-        let kept = of_sandbox.map_or_else(Arc::default, |shelf| Arc::clone(&shelf.kept));
-        let shelf = Arc::new(HostPool::new(key.clone(), Arc::downgrade(self), kept));
-        shelves.insert(key.clone(), Arc::clone(&shelf));
-        self.sweep_later();
-        shelf
+        let mut others = host_pools.values();
+        let of_sandbox = others.find(|host_pool| host_pool.key.0 == key.0);
+        let kept = of_sandbox.map_or_else(Arc::default, |host_pool| Arc::clone(&host_pool.kept));
+        let host_pool = Arc::new(HostPool::new(key.clone(), Arc::downgrade(self), kept));
+        host_pools.insert(key.clone(), Arc::clone(&host_pool));
+        self.start_sweeper();
+        host_pool
     }
 
-    /// Takes down the shelves that `chosen` picks: what is unused closes now, what is in use
-    /// when its request ends.
+    /// Closes the host pools that `chosen` selects. Idle connections close now, busy ones when
+    /// their request ends.
     pub(super) fn close(&self, mut chosen: impl FnMut(&Key) -> bool) {
         let mut closed = Vec::new();
-        locked(&self.shelves).retain(|key, shelf| {
+        locked(&self.host_pools).retain(|key, host_pool| {
             let chosen = chosen(key);
             if chosen {
-                closed.push(Arc::clone(shelf));
+                closed.push(Arc::clone(host_pool));
             }
             !chosen
         });
-        for shelf in closed {
-            shelf.close();
+        for host_pool in closed {
+            host_pool.close();
         }
     }
 
-    /// Unused connections.
+    /// Number of idle connections.
     pub(super) fn idle(&self) -> usize {
-        let shelves = locked(&self.shelves);
-        shelves.values().map(|shelf| shelf.idle()).sum()
+        let host_pools = locked(&self.host_pools);
+        host_pools.values().map(|host_pool| host_pool.idle()).sum()
     }
 
-    /// Drops the connection that was unused for longest: of one sandbox, or of all.
+    /// Drops the connection that was idle longest, of one sandbox or of all.
     fn trim(&self, sandbox: Option<&SandboxId>) {
-        let shelves = locked(&self.shelves);
-        let oldest = shelves
+        let host_pools = locked(&self.host_pools);
+        let oldest = host_pools
             .values()
-            .filter(|shelf| sandbox.is_none_or(|sandbox| shelf.key.0 == *sandbox))
-            .filter_map(|shelf| Some((shelf.oldest()?, shelf)))
+            .filter(|host_pool| sandbox.is_none_or(|sandbox| host_pool.key.0 == *sandbox))
+            .filter_map(|host_pool| Some((host_pool.oldest()?, host_pool)))
             .min_by_key(|(since, _)| *since);
-        if let Some((_, shelf)) = oldest {
-            shelf.drop_oldest();
+        if let Some((_, host_pool)) = oldest {
+            host_pool.drop_oldest();
         }
     }
 
-    /// One task at a time looks for what is too old; it ends when nothing is left. Called
-    /// under the lock on the shelves, as is its end: a new shelf always has a sweeper.
-    fn sweep_later(self: &Arc<Self>) {
+    /// Starts the task that removes expired connections, if none runs; it ends when the pool is
+    /// empty. Start and end happen under the lock on `host_pools`, so every host pool has it.
+    fn start_sweeper(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::AcqRel) {
             return;
         }
         let pool = Arc::downgrade(self);
         tokio::spawn(async move {
             loop {
-                tokio::time::sleep(KEEP / 4).await;
+                tokio::time::sleep(IDLE_TIMEOUT / 4).await;
                 let Some(pool) = Weak::upgrade(&pool) else {
                     return;
                 };
@@ -125,11 +124,11 @@ impl Pool {
         });
     }
 
-    /// Whether nothing is left.
+    /// Removes expired connections; returns whether the pool is empty.
     fn sweep(&self) -> bool {
-        let mut shelves = locked(&self.shelves);
-        shelves.retain(|_, shelf| !shelf.sweep() || Arc::strong_count(shelf) > 1);
-        let empty = shelves.is_empty();
+        let mut host_pools = locked(&self.host_pools);
+        host_pools.retain(|_, host_pool| !host_pool.sweep() || Arc::strong_count(host_pool) > 1);
+        let empty = host_pools.is_empty();
         if empty {
             self.sweeping.store(false, Ordering::Release);
         }

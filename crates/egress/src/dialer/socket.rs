@@ -1,4 +1,4 @@
-//! One TCP connection to the first of several addresses that takes it.
+//! Connects to the first of several addresses that accepts (RFC 8305, "happy eyeballs").
 
 use std::io::{Error, Result};
 use std::net::SocketAddr;
@@ -8,23 +8,23 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 
-/// Addresses that are tried: a name may have hundreds.
-const MOST_ADDRESSES: usize = 8;
+/// Addresses to try: a name may have hundreds.
+const MAX_ADDRESSES: usize = 8;
 
-/// How long one address is waited for before the next is tried beside it (RFC 8305).
+/// Delay before the next address is tried in parallel (RFC 8305).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Dead peers are noticed after about two minutes without a byte.
+/// TCP keepalive: a dead peer is detected after about two minutes.
 const KEEPALIVE_IDLE: u32 = 60;
 const KEEPALIVE_INTERVAL: u32 = 15;
 const KEEPALIVE_COUNT: u32 = 4;
 
-/// Connects to one of `addresses`. The error names each of them. Has no deadline of its own;
-/// dropping it ends every attempt.
+/// Connects to one of `addresses`. The error lists the error of each. The future has no timeout
+/// of its own; dropping it cancels all attempts.
 pub(super) async fn connect(
     addresses: &[SocketAddr],
 ) -> std::result::Result<(TcpStream, SocketAddr), String> {
-    let mut left = addresses.iter().copied().take(MOST_ADDRESSES);
+    let mut left = addresses.iter().copied().take(MAX_ADDRESSES);
     let mut failures = Vec::new();
     let mut attempts = JoinSet::new();
     let mut try_next = |attempts: &mut JoinSet<_>| match left.next() {
@@ -56,7 +56,7 @@ async fn dial(address: SocketAddr) -> Result<TcpStream> {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // Small requests must not wait for the acknowledgement of the one before.
+    // Without Nagle: small requests must not wait for the ACK of the previous one.
     socket.set_nodelay(true)?;
     socket.set_keepalive(true)?;
     setsockopt(&socket, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE).map_err(Error::from)?;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_dialled_does_not_gather_small_requests() {
+    async fn dialled_socket_has_nodelay_set() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (stream, _) = connect(&[listener.local_addr().unwrap()]).await.unwrap();
         assert!(stream.nodelay().unwrap());

@@ -1,4 +1,4 @@
-//! Which certificates of upstreams are believed, and the TLS of each sandbox.
+//! Root certificates for upstreams, and the TLS client configuration of each sandbox.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,51 +16,51 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::error::{DialError, said};
+use super::error::{DialError, error_chain};
 
-/// Hosts whose sessions one sandbox may resume.
-const MOST_SESSIONS: usize = 64;
+/// Hosts with resumable TLS sessions, per sandbox.
+const MAX_SESSIONS: usize = 64;
 
-/// Roots that cannot be used.
+/// Root certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BadRoots {
-    /// A file of `egress.extra_roots`.
+    /// A file of `egress.extra_roots` is unusable.
     #[error("egress.extra_roots: {} cannot be used: {detail}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         detail: String,
     },
-    /// The cryptography has no protocol version in common with the library.
+    /// rustls rejected the TLS configuration.
     #[error("TLS cannot be set up: {0}")]
     Library(#[from] rustls::Error),
 }
 
-/// Roots, and what was made of them.
+/// Root certificates and the TLS configuration that uses them.
 pub(super) struct Trust {
     certificates: Vec<CertificateDer<'static>>,
-    /// None when there is no root at all.
+    /// `None` without any root certificate.
     tls: Option<Tls>,
 }
 
 struct Tls {
-    /// Of which each sandbox gets a copy with sessions of its own.
+    /// Template for the configuration of each sandbox, which has its own sessions.
     pooled: ClientConfig,
-    /// For connections that are used once: HTTP/1.1 and no sessions.
+    /// For single-use connections: HTTP/1.1 and no sessions.
     single: Arc<ClientConfig>,
-    /// A session resumed by another sandbox would tell an upstream that the two belong
-    /// together, and could carry what one of them proved.
+    /// Sandboxes do not share sessions: a shared one would let an upstream link two sandboxes,
+    /// and could carry the authentication of one of them to the other.
     sandboxes: Mutex<HashMap<SandboxId, Arc<ClientConfig>>>,
 }
 
 impl Trust {
     /// Reads the platform's roots and those of `extra`. A platform without roots is not an
-    /// error: nobody may ask for TLS.
+    /// error, because TLS may not be used at all.
     pub(super) fn load(extra: &[PathBuf]) -> Result<Self, BadRoots> {
         let mut certificates = rustls_native_certs::load_native_certs().certs;
         let mut roots = RootCertStore::empty();
-        // A store that has grown for decades has entries nobody can parse; those we skip.
+        // Skip entries that cannot be parsed: old system stores contain some.
         roots.add_parsable_certificates(certificates.iter().cloned());
         for path in extra {
             for certificate in read(path)? {
@@ -74,12 +74,12 @@ impl Trust {
         Ok(Self { certificates, tls })
     }
 
-    /// Whether both believe the same.
+    /// Whether both have the same root certificates.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.certificates == other.certificates
     }
 
-    /// Forgets the sessions of a sandbox.
+    /// Drops the TLS sessions of a sandbox.
     pub(super) fn forget(&self, sandbox: &SandboxId) {
         if let Some(tls) = &self.tls {
             let mut sandboxes = tls.sandboxes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,9 +87,9 @@ impl Trust {
         }
     }
 
-    /// The handshake, with `sandbox`'s sessions, or without any for a connection that is used
-    /// once. The certificate is checked, always.
-    pub(super) async fn shake(
+    /// Performs the TLS handshake, with the sessions of `sandbox`, or without sessions for a
+    /// single-use connection. The certificate is always verified.
+    pub(super) async fn handshake(
         &self,
         sandbox: Option<&SandboxId>,
         host: &Host,
@@ -120,8 +120,8 @@ impl Trust {
             .await
             .map_err(|error| DialError::Tls {
                 host: host.clone(),
-                says: sentence(&error),
-                detail: said(&error),
+                cause: handshake_failure(&error),
+                detail: error_chain(&error),
             })
     }
 }
@@ -151,7 +151,7 @@ impl Tls {
             .unwrap_or_else(PoisonError::into_inner);
         let config = sandboxes.entry(sandbox.clone()).or_insert_with(|| {
             let mut config = self.pooled.clone();
-            config.resumption = Resumption::in_memory_sessions(MOST_SESSIONS);
+            config.resumption = Resumption::in_memory_sessions(MAX_SESSIONS);
             Arc::new(config)
         });
         Arc::clone(config)
@@ -165,7 +165,7 @@ fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
     if certificates.is_empty() {
         return Err(BadRoots::File {
             path: path.to_owned(),
-            detail: "there is no certificate in it".to_owned(),
+            detail: "the file contains no certificate".to_owned(),
         });
     }
     Ok(certificates)
@@ -174,30 +174,30 @@ fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, BadRoots> {
 fn bad_file(path: &Path, error: &dyn std::error::Error) -> BadRoots {
     BadRoots::File {
         path: path.to_owned(),
-        detail: said(error),
+        detail: error_chain(error),
     }
 }
 
-/// What a person needs to know of a failed handshake.
-fn sentence(error: &std::io::Error) -> &'static str {
+/// The cause of a failed handshake, in words for the agent.
+fn handshake_failure(error: &std::io::Error) -> &'static str {
     let inner = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match inner {
-        None => "the connection ended in the middle of it",
-        Some(rustls::Error::InvalidCertificate(bad)) => certificate_sentence(bad),
-        Some(rustls::Error::AlertReceived(_)) => "the upstream refused it",
+        None => "the connection was closed during the handshake",
+        Some(rustls::Error::InvalidCertificate(bad)) => certificate_failure(bad),
+        Some(rustls::Error::AlertReceived(_)) => "the upstream rejected the handshake",
         Some(rustls::Error::PeerIncompatible(_)) => {
-            "the upstream offers no version or cipher that is still safe"
+            "the upstream offers no secure TLS version or cipher"
         }
         Some(rustls::Error::InvalidMessage(_)) => "the upstream does not speak TLS on this port",
-        Some(rustls::Error::NoCertificatesPresented) => "the upstream showed no certificate",
-        // The library's list is open.
-        Some(_) => "the upstream did not follow the protocol",
+        Some(rustls::Error::NoCertificatesPresented) => "the upstream sent no certificate",
+        // The enum of rustls is non-exhaustive.
+        Some(_) => "the upstream violated the TLS protocol",
     }
 }
 
-fn certificate_sentence(bad: &CertificateError) -> &'static str {
+fn certificate_failure(bad: &CertificateError) -> &'static str {
     match bad {
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
             "its certificate has expired"
@@ -206,15 +206,15 @@ fn certificate_sentence(bad: &CertificateError) -> &'static str {
             "its certificate is not valid yet"
         }
         CertificateError::Revoked => "its certificate was revoked",
-        CertificateError::UnknownIssuer => "its certificate is signed by nobody we trust",
+        CertificateError::UnknownIssuer => "its certificate is not signed by a trusted CA",
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "its certificate is for another name"
+            "its certificate is for another host name"
         }
-        CertificateError::BadSignature => "its certificate carries a false signature",
+        CertificateError::BadSignature => "its certificate has an invalid signature",
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            "its certificate is not one for servers"
+            "its certificate is not a server certificate"
         }
-        // The library's list is open.
-        _ => "its certificate cannot be accepted",
+        // The enum of rustls is non-exhaustive.
+        _ => "its certificate is not acceptable",
     }
 }

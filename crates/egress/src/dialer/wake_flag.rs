@@ -1,9 +1,8 @@
-//! Who is woken when something happens on a connection that its user drives.
+//! Waker for a connection that its request polls.
 //!
-//! The library is told to ring the bell. While the user is at the connection it is noted that
-//! it rang, and the user looks again before it goes: to wake a task that is awake would run
-//! it once more for nothing. In between, whoever was there last is woken; nobody, once it has
-//! left for good.
+//! hyper holds the waker. While the task polls the connection, a wake-up only sets a flag, which
+//! the task checks before it returns: waking a running task would run it once more for nothing.
+//! Between polls, a wake-up wakes the task that polled last, or none for an idle connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,36 +10,36 @@ use std::task::{Wake, Waker};
 
 use atomic_waker::AtomicWaker;
 
-/// The bell of one connection.
+/// The wake-up state of one connection.
 #[derive(Debug, Default)]
 pub(super) struct WakeFlag {
-    user: AtomicWaker,
-    attended: AtomicBool,
-    rung: AtomicBool,
+    task: AtomicWaker,
+    polling: AtomicBool,
+    woken: AtomicBool,
 }
 
 impl WakeFlag {
-    /// The user is there.
-    pub(super) fn attend(&self, user: &Waker) {
-        self.user.register(user);
-        self.attended.store(true, Ordering::SeqCst);
+    /// The task begins to poll the connection.
+    pub(super) fn begin_poll(&self, task: &Waker) {
+        self.task.register(task);
+        self.polling.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it rang since this was asked last.
-    pub(super) fn answer(&self) -> bool {
-        self.rung.swap(false, Ordering::SeqCst)
+    /// Takes the flag: whether there was a wake-up since the last call.
+    pub(super) fn take(&self) -> bool {
+        self.woken.swap(false, Ordering::SeqCst)
     }
 
-    /// The user waits elsewhere. Whether it rang in the last moment: whoever rings from now
-    /// on wakes the user.
-    pub(super) fn leave(&self) -> bool {
-        self.attended.store(false, Ordering::SeqCst);
-        self.answer()
+    /// The task stops polling; later wake-ups wake the task. Returns whether there was one at
+    /// the last moment.
+    pub(super) fn end_poll(&self) -> bool {
+        self.polling.store(false, Ordering::SeqCst);
+        self.take()
     }
 
-    /// There is no user any more.
-    pub(super) fn forget(&self) {
-        drop(self.user.take());
+    /// Removes the task: the connection is idle.
+    pub(super) fn clear_task(&self) {
+        drop(self.task.take());
     }
 }
 
@@ -50,10 +49,10 @@ impl Wake for WakeFlag {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In this order, and `leave` in the other: one of the two sees what the other did.
-        self.rung.store(true, Ordering::SeqCst);
-        if !self.attended.load(Ordering::SeqCst) {
-            self.user.wake();
+        // `end_poll` uses the opposite order, so that one of the two sees the other's store.
+        self.woken.store(true, Ordering::SeqCst);
+        if !self.polling.load(Ordering::SeqCst) {
+            self.task.wake();
         }
     }
 }
@@ -65,54 +64,60 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Woken(AtomicUsize);
+    struct WakeCounter(AtomicUsize);
 
-    impl Wake for Woken {
+    impl Wake for WakeCounter {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     #[test]
-    fn a_user_who_is_there_is_told_and_one_who_left_is_woken_once() {
-        let woken = Arc::new(Woken::default());
-        let user = Waker::from(Arc::clone(&woken));
-        let bell = Arc::new(WakeFlag::default());
-        let waker = Waker::from(Arc::clone(&bell));
-        let times = || woken.0.load(Ordering::SeqCst);
+    fn wake_during_a_poll_sets_the_flag_otherwise_wakes_the_task() {
+        let wakes = Arc::new(WakeCounter::default());
+        let task = Waker::from(Arc::clone(&wakes));
+        let wake_flag = Arc::new(WakeFlag::default());
+        let waker = Waker::from(Arc::clone(&wake_flag));
+        let times = || wakes.0.load(Ordering::SeqCst);
 
-        bell.attend(&user);
-        assert!(!bell.answer());
+        wake_flag.begin_poll(&task);
+        assert!(!wake_flag.take());
         waker.wake_by_ref();
-        assert_eq!((bell.answer(), bell.answer(), times()), (true, false, 0));
+        assert_eq!(
+            (wake_flag.take(), wake_flag.take(), times()),
+            (true, false, 0)
+        );
         waker.wake_by_ref();
-        assert!(bell.leave(), "it rang before it was left");
+        assert!(
+            wake_flag.end_poll(),
+            "the wake-up came before the poll ended"
+        );
         assert_eq!(times(), 0);
 
         waker.wake_by_ref();
         assert_eq!(times(), 1);
-        bell.attend(&user);
-        assert!(bell.answer(), "what rang in between is not lost");
-        assert!(!bell.leave());
+        wake_flag.begin_poll(&task);
+        assert!(wake_flag.take(), "a wake-up between polls is kept");
+        assert!(!wake_flag.end_poll());
 
-        bell.forget();
+        wake_flag.clear_task();
         waker.wake_by_ref();
         assert_eq!(times(), 1);
     }
 
     #[test]
-    fn no_ring_is_lost_between_looking_and_leaving() {
+    fn no_wake_is_lost_when_a_poll_ends() {
         for _ in 0..2000 {
-            let woken = Arc::new(Woken::default());
-            let user = Waker::from(Arc::clone(&woken));
-            let bell = Arc::new(WakeFlag::default());
-            let waker = Waker::from(Arc::clone(&bell));
-            bell.attend(&user);
-            let ringer = std::thread::spawn(move || waker.wake());
-            let heard = bell.answer() | bell.leave();
-            ringer.join().unwrap();
-            let woke = woken.0.load(Ordering::SeqCst) > 0;
-            assert!(heard || woke, "it rang and nobody knows");
+            let wakes = Arc::new(WakeCounter::default());
+            let task = Waker::from(Arc::clone(&wakes));
+            let wake_flag = Arc::new(WakeFlag::default());
+            let waker = Waker::from(Arc::clone(&wake_flag));
+            wake_flag.begin_poll(&task);
+            let other_thread = std::thread::spawn(move || waker.wake());
+            let flagged = wake_flag.take() | wake_flag.end_poll();
+            other_thread.join().unwrap();
+            let woke_task = wakes.0.load(Ordering::SeqCst) > 0;
+            assert!(flagged || woke_task, "the wake-up was lost");
         }
     }
 }

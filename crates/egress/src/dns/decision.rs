@@ -1,4 +1,4 @@
-//! What becomes of a question, as far as it needs no waiting.
+//! Decisions about DNS queries, as far as they need no upstream query.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -10,45 +10,44 @@ use decide::subject::{Mode, Subject};
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA};
 use hickory_proto::rr::{Name, RData, RecordType};
-use policy::answer::Answers;
-use policy::host::{GATE, Host, HostName};
+use policy::answer::ApprovalAnswers;
+use policy::host::{GATE_HOST, Host, HostName};
 use policy::id::SandboxId;
 use policy::reason::Reason;
 use policy::verdict::{Denial, Question, RuleName, Verdict};
 
 use super::message::Reply;
-use super::metrics::Outcome;
-use super::synthetic::Place;
+use super::metrics::QueryOutcome;
+use super::synthetic::AddressIndex;
 use super::upstream::host_name;
-use super::{NamePolicy, Way};
+use super::{NamePolicy, QueryContext};
 
-/// How long clients may hold an answer of the gate's own, in seconds. Short, because a gate
-/// that was restarted has forgotten its synthetic addresses, and settings change.
+/// TTL of the gate's own answers, in seconds. It is short because a restarted gate has no
+/// synthetic addresses any more, and because settings change.
 pub(super) const LOCAL_TTL: u32 = 5;
 
-/// What becomes of a question.
+/// The decision about a query.
 pub(super) struct Decision {
     pub(super) reply: Reply,
-    pub(super) outcome: Outcome,
-    /// What is written down, if anything.
-    pub(super) record: Option<Record>,
+    pub(super) outcome: QueryOutcome,
+    /// The audit record; `None` if the query needs no record.
+    pub(super) record: Option<AuditVerdict>,
 }
 
-/// The part of an audit record that a decision knows.
-pub(super) enum Record {
+/// Verdict, rule and reason for the audit record of a query.
+pub(super) enum AuditVerdict {
     Denied(Denial),
     Allowed(Option<RuleName>, Option<Reason>),
 }
 
-/// Where a question stands after all that needs no waiting.
+/// The decision, or the upstream query that it needs.
 pub(super) enum Step {
     Settled(Decision),
-    /// An upstream has to be asked.
+    /// The answer comes from an upstream.
     Forward(ForwardedQuery),
 }
 
-/// A question about a name that the allowlist has, for an upstream. Only [`judge`] makes
-/// one.
+/// An upstream query for an allowed name. Only [`decide_name`] creates it.
 pub(super) struct ForwardedQuery {
     pub(super) sandbox: SandboxId,
     pub(super) name: HostName,
@@ -57,29 +56,29 @@ pub(super) struct ForwardedQuery {
     pub(super) rule: Option<RuleName>,
 }
 
-/// What is done for queries of a type.
+/// How queries of a record type are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Service {
-    /// The name's addresses.
+pub(super) enum AnswerKind {
+    /// With the addresses of the name.
     Addresses,
-    /// The name of a synthetic address.
+    /// With the name of a synthetic address.
     Reverse,
-    /// Records of a type that the operator listed.
+    /// With the upstream's records, because the operator listed the type.
     Listed,
-    /// The name has nothing of it, whatever an upstream would say.
-    Nothing,
+    /// Without records, whatever an upstream would answer.
+    Empty,
 }
 
-impl Service {
+impl AnswerKind {
     pub(super) fn of(kind: RecordType, mode: DnsMode, settings: &Settings) -> Option<Self> {
         match kind {
-            RecordType::A | RecordType::AAAA => return Some(Service::Addresses),
-            // They carry keys for hidden names, other protocols and address hints.
-            RecordType::HTTPS | RecordType::SVCB => return Some(Service::Nothing),
-            RecordType::PTR if mode == DnsMode::Synthetic => return Some(Service::Reverse),
+            RecordType::A | RecordType::AAAA => return Some(AnswerKind::Addresses),
+            // These types carry keys for encrypted names, other protocols and address hints.
+            RecordType::HTTPS | RecordType::SVCB => return Some(AnswerKind::Empty),
+            RecordType::PTR if mode == DnsMode::Synthetic => return Some(AnswerKind::Reverse),
             _ => {}
         }
-        // Questions about questions (RFC 6895, section 3.1: 128 to 255), and EDNS itself.
+        // Query types and meta types (RFC 6895, section 3.1: 128 to 255), and EDNS itself.
         let number = u16::from(kind);
         if (128..=255).contains(&number) || matches!(kind, RecordType::OPT | RecordType::ZERO) {
             return None;
@@ -89,57 +88,57 @@ impl Service {
             return None;
         }
         Some(match mode {
-            // Nothing leaves in this mode, so nobody knows of any.
-            DnsMode::Synthetic => Service::Nothing,
-            DnsMode::Forward => Service::Listed,
+            // No query leaves the gate in this mode.
+            DnsMode::Synthetic => AnswerKind::Empty,
+            DnsMode::Forward => AnswerKind::Listed,
         })
     }
 }
 
-/// Decides about a name in forward mode. A query never waits: where the operator is to be asked,
-/// `raise` raises the question, and the name fails until it is answered.
-pub(super) fn judge(
+/// Decides about a name in forward mode. A query never waits for the operator: if the name needs
+/// an approval, `raise` requests it, and the name fails until the operator answers.
+pub(super) fn decide_name(
     sandbox: &SandboxId,
     name: HostName,
-    service: Service,
+    answer_kind: AnswerKind,
     kind: RecordType,
     policy: &NamePolicy,
     raise: impl FnOnce(&Question) -> bool,
 ) -> Step {
-    let asked = Host::Name(name.clone());
-    let (settings, answers) = (&policy.snapshot.settings, Answers::default());
+    let host = Host::Name(name.clone());
+    let (settings, answers) = (&policy.snapshot.settings, ApprovalAnswers::default());
     let cx = Cx {
         snapshot: &policy.snapshot,
         answers: &answers,
         grants: policy.grants.as_deref(),
         now: policy.now,
     };
-    let decided = decide(Subject::Name(sandbox, &asked), Mode::Live, cx).now();
+    let decided = decide(Subject::Name(sandbox, &host), Mode::Live, cx).now();
     let rule = match decided.verdict {
         Verdict::Allow { rule } => Some(rule),
         Verdict::Modify(change) => Some(change.rule),
         Verdict::Deny(denial) => {
-            return refuse(ResponseCode::NXDomain, *denial, Outcome::Denied);
+            return refuse(ResponseCode::NXDomain, *denial, QueryOutcome::Denied);
         }
         Verdict::Ask(question) => {
             let (code, denial) = match raise(&question) {
                 true => (
                     ResponseCode::ServFail,
-                    question.refused(Reason::AskTimeout).saying(
-                        "The operator is asked about this name. Try again after the answer.",
+                    question.refused(Reason::AskTimeout).with_message(
+                        "This name waits for the operator's approval. Try again later.",
                     ),
                 ),
                 false => (ResponseCode::NXDomain, question.unattended()),
             };
-            return refuse(code, denial, Outcome::Denied);
+            return refuse(code, denial, QueryOutcome::Denied);
         }
     };
-    if service == Service::Nothing {
+    if answer_kind == AnswerKind::Empty {
         return empty(true);
     }
-    // An entry for one port only says nothing about the name as a whole.
+    // An entry for a single port does not apply to the whole name.
     let mut fixed = settings.egress.resolve.iter();
-    let fixed = fixed.find(|(from, _)| from.port.is_none() && from.host == asked);
+    let fixed = fixed.find(|(from, _)| from.port.is_none() && from.host == host);
     match fixed.map(|(_, to)| to.ip().to_canonical()) {
         Some(IpAddr::V4(four)) => local(kind, Some(four), None),
         Some(IpAddr::V6(six)) => local(kind, None, Some(six)),
@@ -152,11 +151,11 @@ pub(super) fn judge(
     }
 }
 
-/// Addresses of names that mean something here: the gate's, and the asker's own.
-pub(super) fn own_addresses(name: &HostName, way: &Way) -> Option<OwnAddresses> {
-    let (four, six) = if name.as_str() == GATE {
-        match way.gate.map(|gate| gate.to_canonical()) {
-            None => (Some(Place::GATE.v4()), Some(Place::GATE.v6())),
+/// Addresses of the names with a local meaning: the gate's name and `localhost`.
+pub(super) fn own_addresses(name: &HostName, context: &QueryContext) -> Option<OwnAddresses> {
+    let (four, six) = if name.as_str() == GATE_HOST {
+        match context.gate.map(|gate| gate.to_canonical()) {
+            None => (Some(AddressIndex::GATE.v4()), Some(AddressIndex::GATE.v6())),
             Some(IpAddr::V4(gate)) => (Some(gate), None),
             Some(IpAddr::V6(gate)) => (None, Some(gate)),
         }
@@ -169,10 +168,10 @@ pub(super) fn own_addresses(name: &HostName, way: &Way) -> Option<OwnAddresses> 
     Some((four, six))
 }
 
-/// An IPv4 and an IPv6 address, where there is one.
+/// An IPv4 and an IPv6 address, each optional.
 pub(super) type OwnAddresses = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 
-/// The gate's own answer. Other types than addresses have none.
+/// The gate's own answer: an address record for A and AAAA, no records for other types.
 pub(super) fn local(kind: RecordType, four: Option<Ipv4Addr>, six: Option<Ipv6Addr>) -> Step {
     let record = match kind {
         RecordType::A => four.map(|four| RData::A(A(four))),
@@ -183,7 +182,7 @@ pub(super) fn local(kind: RecordType, four: Option<Ipv4Addr>, six: Option<Ipv6Ad
         None => empty(true),
         Some(record) => Step::Settled(Decision {
             reply: Reply::with(vec![record], LOCAL_TTL),
-            outcome: Outcome::Local,
+            outcome: QueryOutcome::Local,
             record: None,
         }),
     }
@@ -192,7 +191,7 @@ pub(super) fn local(kind: RecordType, four: Option<Ipv4Addr>, six: Option<Ipv6Ad
 pub(super) fn empty(exists: bool) -> Step {
     Step::Settled(Decision {
         reply: Reply::without(empty_code(exists), None),
-        outcome: Outcome::Empty,
+        outcome: QueryOutcome::Empty,
         record: None,
     })
 }
@@ -205,19 +204,19 @@ pub(super) fn empty_code(exists: bool) -> ResponseCode {
     }
 }
 
-pub(super) fn refuse(code: ResponseCode, denial: Denial, outcome: Outcome) -> Step {
+pub(super) fn refuse(code: ResponseCode, denial: Denial, outcome: QueryOutcome) -> Step {
     Step::Settled(denied(code, denial, outcome))
 }
 
-pub(super) fn denied(code: ResponseCode, denial: Denial, outcome: Outcome) -> Decision {
+pub(super) fn denied(code: ResponseCode, denial: Denial, outcome: QueryOutcome) -> Decision {
     Decision {
         reply: Reply::without(code, Some(denial.reason)),
         outcome,
-        record: Some(Record::Denied(denial)),
+        record: Some(AuditVerdict::Denied(denial)),
     }
 }
 
-/// RFC 3597, section 5, for types without a name.
+/// The name of a record type; `TYPE123` if it has none (RFC 3597, section 5).
 pub(super) fn type_name(kind: RecordType) -> String {
     match kind {
         RecordType::Unknown(number) => format!("TYPE{number}"),
@@ -234,7 +233,7 @@ pub(super) fn read_type(text: &str) -> Option<RecordType> {
         .or_else(|| RecordType::from_str(text).ok())
 }
 
-/// The address that a reverse name spells out, whole.
+/// The complete address that a reverse-lookup name encodes.
 pub(super) fn address_in(name: &Name) -> Option<IpAddr> {
     let text = host_name(name)?;
     let text = text.as_str();

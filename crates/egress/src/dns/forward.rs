@@ -1,8 +1,7 @@
-//! Names that upstream resolvers answer for: judged first, asked in our words, and judged
-//! again hop by hop.
+//! Forwarding of allowed names to upstream resolvers, with a check of every alias on the way.
 //!
-//! What is remembered is what an upstream said, not what we made of it: every use is judged
-//! by the rules of the moment. Each sandbox remembers for itself.
+//! The cache holds upstream answers and no decisions: every use of a cached answer is checked
+//! against the rules in force. Each sandbox has its own cache.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,34 +15,34 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::time::Instant;
 
-use super::Limits;
-use super::guest::Guest;
+use super::DnsLimits;
+use super::client_state::ClientState;
 use super::labels::LabelBudget;
-use super::recent::Recent;
-use super::upstream::{End, MOST_HOPS, Segment, UpstreamError, UpstreamResolvers};
+use super::lru_map::LruMap;
+use super::upstream::{AliasChain, ChainEnd, MAX_HOPS, UpstreamError, UpstreamResolvers};
 
-/// The rule's name where an address is refused.
+/// Rule name of a refused address.
 const ADDRESS_RULE: &str = "dns:address";
 
-/// An answer larger than this is not remembered, so that the cache has a size in bytes too.
-const LARGEST_REMEMBERED: usize = 4096;
+/// Largest cached answer, so that the cache is also limited in bytes.
+const MAX_CACHED_SIZE: usize = 4096;
 
-/// What forwarding came to.
+/// The outcome of forwarding a query.
 #[derive(Debug)]
-pub(super) enum Forwarded {
+pub(super) enum ForwardOutcome {
     Found {
         records: Vec<RData>,
         ttl: u32,
-        /// Whether nobody had to be asked.
+        /// Whether every part of the answer came from the cache.
         cached: bool,
     },
-    /// The name exists and has nothing of the type, or does not exist.
+    /// The name has no records of the type, or does not exist.
     Empty {
         exists: bool,
     },
-    /// The name, or one behind it, is denied.
+    /// The name, or an alias of it, is denied.
     NameDenied(Denial),
-    /// The name is fine; an address behind it is not.
+    /// The name is allowed, but one of its addresses is not.
     AddressDenied(Denial),
     Failed(UpstreamError),
 }
@@ -52,147 +51,159 @@ pub(super) struct Forwarder {
     upstreams: UpstreamResolvers,
 }
 
-/// What upstreams said, and until when it holds.
-pub(super) type Cache = Recent<(HostName, RecordType), (Instant, Arc<Segment>)>;
+/// Upstream answers with their expiry times.
+pub(super) type Cache = LruMap<(HostName, RecordType), (Instant, Arc<AliasChain>)>;
 
-/// Whose question it is, and by which rules.
+/// The client and the rules of one forwarded query.
 #[derive(Clone, Copy)]
-pub(super) struct Case<'a> {
+pub(super) struct ForwardContext<'a> {
     pub(super) settings: &'a Settings,
     pub(super) labels: &'a LabelBudget,
-    pub(super) guest: &'a Guest,
+    pub(super) client_state: &'a ClientState,
     pub(super) sandbox: &'a SandboxId,
     pub(super) deadline: Instant,
 }
 
-/// Why the walk ended early.
-enum Stop {
+/// Why following the aliases ended early.
+enum ResolveError {
     Denied(Denial),
     Failed(UpstreamError),
 }
 
-impl From<UpstreamError> for Stop {
+impl From<UpstreamError> for ResolveError {
     fn from(error: UpstreamError) -> Self {
-        Stop::Failed(error)
+        ResolveError::Failed(error)
     }
 }
 
 impl Forwarder {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &DnsLimits) -> Self {
         Self {
             upstreams: UpstreamResolvers::new(limits.deadline),
         }
     }
 
-    /// Asks these resolvers from now on.
-    pub(super) fn follow(&self, servers: Result<Vec<SocketAddr>, String>) {
-        self.upstreams.follow(servers);
+    /// Replaces the upstream resolvers.
+    pub(super) fn set_resolvers(&self, servers: Result<Vec<SocketAddr>, String>) {
+        self.upstreams.set_resolvers(servers);
     }
 
-    /// Resolves a name that the allowlist has allowed.
+    /// Resolves a name that the allowlist allows.
     pub(super) async fn resolve(
         &self,
-        case: Case<'_>,
+        context: ForwardContext<'_>,
         name: &HostName,
         kind: RecordType,
-    ) -> Forwarded {
-        match tokio::time::timeout_at(case.deadline, self.walk(case, name, kind)).await {
+    ) -> ForwardOutcome {
+        match tokio::time::timeout_at(context.deadline, self.walk(context, name, kind)).await {
             Ok(Ok(forwarded)) => forwarded,
-            Ok(Err(Stop::Denied(denial))) => Forwarded::NameDenied(denial),
-            Ok(Err(Stop::Failed(error))) => Forwarded::Failed(error),
-            Err(_) => Forwarded::Failed(UpstreamError::Late),
+            Ok(Err(ResolveError::Denied(denial))) => ForwardOutcome::NameDenied(denial),
+            Ok(Err(ResolveError::Failed(error))) => ForwardOutcome::Failed(error),
+            Err(_) => ForwardOutcome::Failed(UpstreamError::Timeout),
         }
     }
 
     async fn walk(
         &self,
-        case: Case<'_>,
+        context: ForwardContext<'_>,
         question: &HostName,
         kind: RecordType,
-    ) -> Result<Forwarded, Stop> {
+    ) -> Result<ForwardOutcome, ResolveError> {
         let mut name = question.clone();
         let (mut hops, mut ttl, mut cached) = (0, u32::MAX, true);
         loop {
-            let (segment, left, known) = self.segment(case, &name, kind).await?;
+            let (chain, left, was_cached) = self.look_up(context, &name, kind).await?;
             ttl = ttl.min(left);
-            cached &= known;
-            for hop in &segment.hops {
+            cached &= was_cached;
+            for hop in &chain.hops {
                 hops += 1;
-                if hops > MOST_HOPS {
+                if hops > MAX_HOPS {
                     return Err(UpstreamError::TooManyHops.into());
                 }
-                judge_hop(case.settings, question, hop)?;
+                check_alias(context.settings, question, hop)?;
             }
-            match (&segment.end, segment.hops.last()) {
-                (End::Records(records), _) => {
-                    if let Some(denial) = refused_address(case.settings, question, records) {
-                        return Ok(Forwarded::AddressDenied(denial));
+            match (&chain.end, chain.hops.last()) {
+                (ChainEnd::Records(records), _) => {
+                    if let Some(denial) = refused_address(context.settings, question, records) {
+                        return Ok(ForwardOutcome::AddressDenied(denial));
                     }
-                    return Ok(Forwarded::Found {
+                    return Ok(ForwardOutcome::Found {
                         records: records.clone(),
                         ttl,
                         cached,
                     });
                 }
-                (End::NoName, _) => return Ok(Forwarded::Empty { exists: false }),
-                (End::Elsewhere, Some(last)) => name = last.clone(),
-                (End::NoData, _) | (End::Elsewhere, None) => {
-                    return Ok(Forwarded::Empty { exists: true });
+                (ChainEnd::NoName, _) => return Ok(ForwardOutcome::Empty { exists: false }),
+                (ChainEnd::Unresolved, Some(last)) => name = last.clone(),
+                (ChainEnd::NoData, _) | (ChainEnd::Unresolved, None) => {
+                    return Ok(ForwardOutcome::Empty { exists: true });
                 }
             }
         }
     }
 
-    /// What is known about one name, or else what an upstream says; for how many seconds it
-    /// holds; and whether it was known.
-    async fn segment(
+    /// Looks up one name in the cache, then upstream. Returns the answer, its remaining TTL in
+    /// seconds, and whether it was cached.
+    async fn look_up(
         &self,
-        case: Case<'_>,
+        context: ForwardContext<'_>,
         name: &HostName,
         kind: RecordType,
-    ) -> Result<(Arc<Segment>, u32, bool), Stop> {
-        if let Some((segment, left)) = remembered(case.guest, name, kind) {
-            return Ok((segment, left, true));
+    ) -> Result<(Arc<AliasChain>, u32, bool), ResolveError> {
+        if let Some((chain, left)) = cached_chain(context.client_state, name, kind) {
+            return Ok((chain, left, true));
         }
-        case.labels
-            .admit(case.sandbox, name)
-            .map_err(Stop::Denied)?;
-        let segment = Arc::new(self.upstreams.ask(name, kind).await?);
-        let left = segment.ttl;
-        if size(&segment) <= LARGEST_REMEMBERED {
+        context
+            .labels
+            .admit(context.sandbox, name)
+            .map_err(ResolveError::Denied)?;
+        let chain = Arc::new(self.upstreams.query(name, kind).await?);
+        let left = chain.ttl;
+        if size(&chain) <= MAX_CACHED_SIZE {
             let until = Instant::now() + Duration::from_secs(left.into());
-            let known = (until, Arc::clone(&segment));
-            case.guest.cache().insert((name.clone(), kind), known);
+            let entry = (until, Arc::clone(&chain));
+            context
+                .client_state
+                .cache()
+                .insert((name.clone(), kind), entry);
         }
-        Ok((segment, left, false))
+        Ok((chain, left, false))
     }
 }
 
-/// A name behind the alias of an allowed one: not asked for by the agent, and not to be one
-/// that the operator denied.
-fn judge_hop(settings: &Settings, question: &HostName, hop: &HostName) -> Result<(), Stop> {
-    let judged = settings.allowlist().judge_alias(&Host::Name(hop.clone()));
-    judged
-        .map_err(|denial| Stop::Denied(denial.because(format!("{question} is an alias of {hop}"))))
+/// Checks an alias of an allowed name. The agent did not query it, so it needs no allow rule, but
+/// the operator must not have denied it.
+fn check_alias(
+    settings: &Settings,
+    question: &HostName,
+    hop: &HostName,
+) -> Result<(), ResolveError> {
+    let checked = settings.allowlist().judge_alias(&Host::Name(hop.clone()));
+    checked.map_err(|denial| {
+        ResolveError::Denied(denial.with_evidence(format!("{question} is an alias of {hop}")))
+    })
 }
 
-/// What this sandbox was told before, and for how many seconds it still holds.
-fn remembered(guest: &Guest, name: &HostName, kind: RecordType) -> Option<(Arc<Segment>, u32)> {
+/// A cached answer of this sandbox and its remaining TTL in seconds.
+fn cached_chain(
+    client_state: &ClientState,
+    name: &HostName,
+    kind: RecordType,
+) -> Option<(Arc<AliasChain>, u32)> {
     let key = (name.clone(), kind);
-    let mut cache = guest.cache();
-    let (until, segment) = cache.get(&key)?;
+    let mut cache = client_state.cache();
+    let (until, chain) = cache.get(&key)?;
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         cache.remove(&key);
         return None;
     }
-    // Never nothing, so that the client does not ask again at once.
+    // At least one second, so that the client does not repeat its query at once.
     let left = u32::try_from(left.as_secs()).unwrap_or(u32::MAX).max(1);
-    Some((Arc::clone(segment), left))
+    Some((Arc::clone(chain), left))
 }
 
-/// A denial where one of the addresses is never dialled. One is enough: a client picks
-/// whichever it likes.
+/// The denial if any of the addresses must not be dialled: the client may pick any of them.
 fn refused_address(settings: &Settings, question: &HostName, records: &[RData]) -> Option<Denial> {
     records.iter().find_map(|record| {
         let ip = match record {
@@ -201,38 +212,38 @@ fn refused_address(settings: &Settings, question: &HostName, records: &[RData]) 
             _ => return None,
         };
         let class = classify(ip);
-        if class.is_dialable() || has_hole(settings, question, ip) {
+        if class.is_dialable() || has_private_exception(settings, question, ip) {
             return None;
         }
-        let denial = Denial::new(Reason::AddressClass, ADDRESS_RULE).saying(format!(
+        let denial = Denial::new(Reason::AddressClass, ADDRESS_RULE).with_message(format!(
             "The name {question} resolves to a {} address. Ask the operator to open it with \
              egress.allow_private.",
             class.as_str()
         ));
-        Some(denial.because(format!("the address is {ip}")))
+        Some(denial.with_evidence(format!("the address is {ip}")))
     })
 }
 
-/// Whether the operator opened `ip` for exactly this name.
-fn has_hole(settings: &Settings, question: &HostName, ip: IpAddr) -> bool {
+/// Whether the operator allowed `ip` for exactly this name.
+fn has_private_exception(settings: &Settings, question: &HostName, ip: IpAddr) -> bool {
     let host = Host::Name(question.clone());
     let egress = &settings.egress;
-    let mut holes = egress.allow_private.iter();
+    let mut exceptions = egress.allow_private.iter();
     let mut fixed = egress.resolve.iter();
-    holes.any(|hole| hole.host.matches(&host) && hole.cidr.contains(ip))
+    exceptions.any(|exception| exception.host.matches(&host) && exception.cidr.contains(ip))
         || fixed.any(|(from, to)| from.host == host && to.ip().to_canonical() == ip)
 }
 
-/// About how many bytes a segment takes.
-fn size(segment: &Segment) -> usize {
+/// The approximate size of an answer in bytes.
+fn size(chain: &AliasChain) -> usize {
     use hickory_proto::serialize::binary::BinEncodable;
-    let names: usize = segment.hops.iter().map(|hop| hop.as_str().len()).sum();
-    let records = match &segment.end {
-        End::Records(records) => records
+    let names: usize = chain.hops.iter().map(|hop| hop.as_str().len()).sum();
+    let records = match &chain.end {
+        ChainEnd::Records(records) => records
             .iter()
             .map(|record| record.to_bytes().map_or(usize::MAX, |bytes| bytes.len()))
             .fold(0, usize::saturating_add),
-        End::NoData | End::NoName | End::Elsewhere => 0,
+        ChainEnd::NoData | ChainEnd::NoName | ChainEnd::Unresolved => 0,
     };
     names.saturating_add(records)
 }

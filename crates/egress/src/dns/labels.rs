@@ -1,9 +1,8 @@
-//! How much a name may say.
+//! Budget of different names that a sandbox may resolve, against exfiltration through DNS.
 //!
-//! Under a wildcard every label is free text, and whoever runs the zone reads it: a name
-//! that is resolved is a message that left. So each sandbox may have so many different
-//! names below one base domain resolved in a stretch of time, and far fewer that look like
-//! data.
+//! Under a wildcard every label is free text, and the operator of the zone can read it: resolving
+//! a name sends it out. So each sandbox may resolve a limited number of different names below one
+//! base domain per time window, and far fewer that look like encoded data.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -16,32 +15,32 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::time::Instant;
 
-/// The rule's name in denials.
+/// Rule name in denials.
 const RULE: &str = "dns:labels";
 
-/// A label that nobody types.
-const LONG_LABEL: usize = 40;
+/// Longest label that does not look like data.
+const MAX_PLAIN_LABEL: usize = 40;
 
-/// All labels in front of the base domain together.
-const LONG_FRONT: usize = 80;
+/// Longest sequence of labels before the base domain that does not look like data.
+const MAX_PLAIN_PREFIX: usize = 80;
 
-/// Shorter labels are words too often for their letters to say anything.
-const SHORTEST_JUDGED: usize = 24;
+/// Shortest label whose entropy is measured: in shorter ones it is no evidence.
+const MIN_ENTROPY_LABEL: usize = 24;
 
-/// Bits per character. Words joined by hyphens have about 3.5; hexadecimal digits come
-/// close to 4, base 32 to 5.
-const HIGH_ENTROPY: f64 = 3.6;
+/// Entropy in bits per character from which a label looks like data. Words joined by hyphens have
+/// about 3.5; hexadecimal digits come close to 4, base 32 to 5.
+const MIN_DATA_ENTROPY: f64 = 3.6;
 
-/// How many names in what time.
+/// How many names a sandbox may resolve per time window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LabelLimits {
-    /// The stretch of time.
+    /// The time window.
     pub window: Duration,
     /// Different names below one base domain.
     pub names: usize,
-    /// Those among them that look like data.
-    pub odd_names: usize,
-    /// Base domains of one sandbox.
+    /// Those of them that look like data.
+    pub data_like_names: usize,
+    /// Different base domains per sandbox.
     pub bases: usize,
 }
 
@@ -50,7 +49,7 @@ impl Default for LabelLimits {
         Self {
             window: Duration::from_secs(600),
             names: 256,
-            odd_names: 16,
+            data_like_names: 16,
             bases: 512,
         }
     }
@@ -58,35 +57,35 @@ impl Default for LabelLimits {
 
 /// Why a name looks like data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Oddity {
-    /// A label, or all of them, is longer than people make them.
+pub enum DataPattern {
+    /// A label, or all labels together, are unusually long.
     Long,
-    /// A label's characters are spread as those of encoded data are.
+    /// A label has the entropy of encoded data.
     Entropy,
 }
 
-/// What sandboxes had resolved of late. Shared by DNS and the dialer, so that one name
-/// counts once.
+/// The names that sandboxes resolved recently. DNS and the dialer share it, so that a name counts
+/// once.
 #[derive(Debug)]
 pub struct LabelBudget {
     limits: LabelLimits,
-    /// Hashes names with a secret, so that none can be made to look seen.
+    /// Hashes names with a random key, so that an agent cannot construct collisions.
     hasher: RandomState,
     sandboxes: Mutex<HashMap<SandboxId, Bases>>,
 }
 
-/// What one sandbox had resolved, by base domain.
+/// The recently resolved names of one sandbox, by base domain.
 type Bases = HashMap<Box<str>, Window>;
 
 #[derive(Debug)]
 struct Window {
     began: Instant,
     seen: HashSet<u64>,
-    odd: usize,
+    data_like: usize,
 }
 
 impl LabelBudget {
-    /// Nobody has asked yet.
+    /// Creates an unused budget.
     pub fn new(limits: LabelLimits) -> Self {
         Self {
             limits,
@@ -95,8 +94,8 @@ impl LabelBudget {
         }
     }
 
-    /// Whether `sandbox` may have `name` resolved now. A name that was admitted stays so
-    /// until its window ends.
+    /// Checks whether `sandbox` may resolve `name` now. An admitted name stays admitted until its
+    /// window ends.
     pub fn admit(&self, sandbox: &SandboxId, name: &HostName) -> Result<(), Denial> {
         let now = Instant::now();
         let base = base_domain(name.as_str());
@@ -109,7 +108,7 @@ impl LabelBudget {
             bases.retain(|_, window| !over(window));
             if bases.len() >= self.limits.bases {
                 return Err(refuse(format!(
-                    "This sandbox asked for names of more than {} domains in a short time. \
+                    "This sandbox resolved names of more than {} domains in a short time. \
                      Wait a few minutes.",
                     self.limits.bases
                 )));
@@ -118,7 +117,7 @@ impl LabelBudget {
         let fresh = || Window {
             began: now,
             seen: HashSet::new(),
-            odd: 0,
+            data_like: 0,
         };
         let window = bases.entry(base.into()).or_insert_with(fresh);
         if over(window) {
@@ -127,28 +126,31 @@ impl LabelBudget {
         if window.seen.contains(&hash) {
             return Ok(());
         }
-        let oddity = oddity(name);
+        let data_pattern = data_pattern(name);
         if window.seen.len() >= self.limits.names {
             return Err(refuse(format!(
                 "Too many different names below {base} in a short time. Wait a few minutes."
             ))
-            .because(format!("{} names", window.seen.len())));
+            .with_evidence(format!("{} names", window.seen.len())));
         }
-        if let Some(oddity) = oddity {
-            if window.odd >= self.limits.odd_names {
+        if let Some(data_pattern) = data_pattern {
+            if window.data_like >= self.limits.data_like_names {
                 return Err(refuse(format!(
                     "Too many names below {base} that look like data rather than names. \
                      Wait a few minutes."
                 ))
-                .because(format!("{oddity:?}, after {} others", window.odd)));
+                .with_evidence(format!(
+                    "{data_pattern:?}, after {} others",
+                    window.data_like
+                )));
             }
-            window.odd += 1;
+            window.data_like += 1;
         }
         window.seen.insert(hash);
         Ok(())
     }
 
-    /// Forgets a sandbox that is gone.
+    /// Removes the state of a sandbox.
     pub fn forget(&self, sandbox: &SandboxId) {
         self.lock().remove(sandbox);
     }
@@ -166,26 +168,26 @@ impl Default for LabelBudget {
     }
 }
 
-/// Whether a name looks like data, as far as its labels in front of the base domain go.
-pub fn oddity(name: &HostName) -> Option<Oddity> {
+/// Whether the labels before the base domain look like encoded data, and why.
+pub fn data_pattern(name: &HostName) -> Option<DataPattern> {
     let base = base_domain(name.as_str());
-    let front = name.as_str().strip_suffix(base)?.trim_end_matches('.');
-    let labels = || front.split('.').filter(|label| !label.is_empty());
-    if front.len() > LONG_FRONT || labels().any(|label| label.len() > LONG_LABEL) {
-        return Some(Oddity::Long);
+    let prefix = name.as_str().strip_suffix(base)?.trim_end_matches('.');
+    let labels = || prefix.split('.').filter(|label| !label.is_empty());
+    if prefix.len() > MAX_PLAIN_PREFIX || labels().any(|label| label.len() > MAX_PLAIN_LABEL) {
+        return Some(DataPattern::Long);
     }
     labels()
         .any(|label| {
-            label.len() >= SHORTEST_JUDGED
+            label.len() >= MIN_ENTROPY_LABEL
                 && label.bytes().any(|b| b.is_ascii_digit())
-                && entropy(label) >= HIGH_ENTROPY
+                && entropy(label) >= MIN_DATA_ENTROPY
         })
-        .then_some(Oddity::Entropy)
+        .then_some(DataPattern::Entropy)
 }
 
-/// The part of a name that somebody had to register: two labels, or three where the two
-/// are a country's own division (`co.uk`). Without the list of public suffixes this is a
-/// guess; a wrong one makes a budget shared or, for suffixes of three labels, split.
+/// The registered domain of a name: two labels, or three below a second-level suffix of a country
+/// (`co.uk`). Without the public suffix list this is a guess; a wrong one makes names share a
+/// budget or, for suffixes of three labels, splits it.
 fn base_domain(name: &str) -> &str {
     let mut dots = name.rmatch_indices('.').map(|(at, _)| at);
     let (top, second, third) = (dots.next(), dots.next(), dots.next());
@@ -201,7 +203,7 @@ fn base_domain(name: &str) -> &str {
     }
 }
 
-/// Shannon's bits per character.
+/// Shannon entropy in bits per character.
 fn entropy(label: &str) -> f64 {
     let mut counts = [0_u32; 256];
     for byte in label.bytes() {
@@ -219,7 +221,7 @@ fn entropy(label: &str) -> f64 {
 }
 
 fn refuse(sentence: String) -> Denial {
-    Denial::new(Reason::RateLimited, RULE).saying(sentence)
+    Denial::new(Reason::RateLimited, RULE).with_message(sentence)
 }
 
 #[cfg(test)]
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_base_of_a_name_is_what_was_registered() {
+    fn base_domain_is_the_registered_domain() {
         for (text, base) in [
             ("com", "com"),
             ("example.com", "example.com"),
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn encoded_data_looks_odd_and_names_in_daily_use_do_not() {
+    fn encoded_data_is_detected_and_ordinary_names_are_not() {
         for plain in [
             "example.com",
             "api.github.com",
@@ -261,26 +263,32 @@ mod tests {
             "objects-origin.githubusercontent.com",
             "files.pythonhosted.org",
         ] {
-            assert_eq!(oddity(&name(plain)), None, "{plain}");
+            assert_eq!(data_pattern(&name(plain)), None, "{plain}");
         }
-        for (odd, why) in [
+        for (data_like, why) in [
             (
                 "4d7a1f09c3b85e6240da97f1b3c8e5.example.com",
-                Oddity::Entropy,
+                DataPattern::Entropy,
             ),
-            ("mfrggzdfmztwq2lknnwg23tpobyx.example.com", Oddity::Entropy),
-            (&format!("{}.example.com", "a".repeat(41)), Oddity::Long),
+            (
+                "mfrggzdfmztwq2lknnwg23tpobyx.example.com",
+                DataPattern::Entropy,
+            ),
+            (
+                &format!("{}.example.com", "a".repeat(41)),
+                DataPattern::Long,
+            ),
             (
                 &format!("{}example.com", "some-words-here.".repeat(6)),
-                Oddity::Long,
+                DataPattern::Long,
             ),
         ] {
-            assert_eq!(oddity(&name(odd)), Some(why), "{odd}");
+            assert_eq!(data_pattern(&name(data_like)), Some(why), "{data_like}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn names_below_one_domain_run_out_and_come_back_with_time() {
+    async fn names_below_one_domain_are_limited_per_window() {
         let limits = LabelLimits {
             names: 3,
             ..LabelLimits::default()
@@ -301,22 +309,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn odd_names_run_out_sooner() {
+    async fn data_like_names_have_a_smaller_limit() {
         let limits = LabelLimits {
-            odd_names: 1,
+            data_like_names: 1,
             ..LabelLimits::default()
         };
         let budget = LabelBudget::new(limits);
         let one = sandbox("one");
-        let odd = |letter: &str| name(&format!("{}.x.test", letter.repeat(50)));
-        budget.admit(&one, &odd("a")).unwrap();
-        budget.admit(&one, &odd("b")).unwrap_err();
-        budget.admit(&one, &odd("a")).unwrap();
+        let data_like = |letter: &str| name(&format!("{}.x.test", letter.repeat(50)));
+        budget.admit(&one, &data_like("a")).unwrap();
+        budget.admit(&one, &data_like("b")).unwrap_err();
+        budget.admit(&one, &data_like("a")).unwrap();
         budget.admit(&one, &name("plain.x.test")).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn domains_without_end_are_refused_rather_than_forgotten() {
+    async fn base_domains_above_the_limit_are_refused() {
         let limits = LabelLimits {
             bases: 2,
             ..LabelLimits::default()

@@ -1,4 +1,4 @@
-//! One query, read strictly; one answer, written to the size that its asker takes.
+//! Strict parser of DNS queries, and encoder of answers within the client's size limit.
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::rdata::SOA;
@@ -8,101 +8,101 @@ use policy::reason::Reason;
 
 use super::Transport;
 
-/// RFC 1035, section 4.1.1.
-const HEADER: usize = 12;
+/// Length of a message header (RFC 1035, section 4.1.1).
+const HEADER_LEN: usize = 12;
 
-/// What every client takes (RFC 1035, section 2.3.4).
-const SMALLEST_DATAGRAM: u16 = 512;
+/// Datagram size that every client accepts (RFC 1035, section 2.3.4).
+const MIN_DATAGRAM: u16 = 512;
 
-/// What passes every network unfragmented (RFC 9715).
-const LARGEST_DATAGRAM: u16 = 1232;
+/// Datagram size that passes every network unfragmented (RFC 9715).
+const MAX_DATAGRAM: u16 = 1232;
 
-/// How long clients may remember that there is nothing, in seconds.
+/// TTL of answers without records, in seconds.
 const EMPTY_TTL: u32 = 5;
 
-/// RFC 8914: extended errors, for people who look why.
+/// EDNS option code of extended errors (RFC 8914), which carry the refusal's reason.
 const EXTENDED_ERROR: u16 = 15;
 
-/// A query that can be answered.
+/// A well-formed query.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
+pub(super) struct ParsedQuery {
     id: u16,
     recursion_desired: bool,
     checking_disabled: bool,
-    /// The question, in the letters of the asker.
+    /// The question, in the client's upper and lower case.
     pub(super) question: Query,
-    /// The size of datagrams the asker takes, where it speaks EDNS.
-    datagram: Option<u16>,
+    /// The datagram size that the client accepts, if it uses EDNS.
+    max_datagram: Option<u16>,
     dnssec_ok: bool,
 }
 
-/// A query that cannot, and the answer to it.
+/// The error response to a malformed or unsupported query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct InvalidQuery {
     header: [u8; 4],
     code: ResponseCode,
 }
 
-/// What goes back.
+/// The content of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) code: ResponseCode,
-    /// What the question's name has.
+    /// Records of the queried name.
     pub(super) records: Vec<RData>,
     pub(super) ttl: u32,
-    /// Why not.
+    /// The reason of a refusal or failure.
     pub(super) reason: Option<Reason>,
 }
 
-/// Reads a query; `None` where there is nothing to answer: too short to have a header, or
-/// itself an answer (two servers could talk for ever).
-pub(super) fn read(bytes: &[u8]) -> Option<Result<Asked, Fault>> {
-    let (header, rest) = bytes.split_at_checked(HEADER)?;
+/// Parses a query. `None` if it must not be answered: it is too short for a header, or is itself
+/// an answer (two servers could answer each other endlessly).
+pub(super) fn parse(bytes: &[u8]) -> Option<Result<ParsedQuery, InvalidQuery>> {
+    let (header, rest) = bytes.split_at_checked(HEADER_LEN)?;
     let [a, b, flags, more, counts @ ..] = header else {
         return None;
     };
     if flags & 0x80 != 0 {
         return None;
     }
-    let fault = |code| {
-        Some(Err(Fault {
+    let invalid = |code| {
+        Some(Err(InvalidQuery {
             header: [*a, *b, *flags, *more],
             code,
         }))
     };
     if (flags >> 3) & 0xf != 0 {
-        return fault(ResponseCode::NotImp);
+        return invalid(ResponseCode::NotImp);
     }
     // One question, no answers, no authorities.
     if !matches!(counts, [0, 1, 0, 0, 0, 0, ..]) || !is_plain(rest) {
-        return fault(ResponseCode::FormErr);
+        return invalid(ResponseCode::FormErr);
     }
     let Ok(message) = Message::from_vec(bytes) else {
-        return fault(ResponseCode::FormErr);
+        return invalid(ResponseCode::FormErr);
     };
     if message.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
-        return fault(ResponseCode::BADVERS);
+        return invalid(ResponseCode::BADVERS);
     }
-    let datagram = message.edns.as_ref().map(Edns::max_payload);
+    let max_datagram = message.edns.as_ref().map(Edns::max_payload);
     let dnssec_ok = message
         .edns
         .as_ref()
         .is_some_and(|edns| edns.flags().dnssec_ok);
     let Some(question) = message.queries.into_iter().next() else {
-        return fault(ResponseCode::FormErr);
+        return invalid(ResponseCode::FormErr);
     };
-    Some(Ok(Asked {
+    Some(Ok(ParsedQuery {
         id: u16::from_be_bytes([*a, *b]),
         recursion_desired: flags & 1 != 0,
         checking_disabled: more & 0x10 != 0,
         question,
-        datagram,
+        max_datagram,
         dnssec_ok,
     }))
 }
 
-/// Whether the question's name is written out. Compression has nothing to point at there,
-/// and a pointer into the header is a trick.
+/// Whether the question's name is uncompressed. At this position a compression pointer could only
+/// point into the header, and is refused.
 fn is_plain(mut rest: &[u8]) -> bool {
     let mut length = 0;
     while let Some((label, after)) = rest.split_first() {
@@ -119,13 +119,13 @@ fn is_plain(mut rest: &[u8]) -> bool {
     false
 }
 
-impl Fault {
-    /// The same with another code.
+impl InvalidQuery {
+    /// The same error with another response code.
     pub(super) fn with(self, code: ResponseCode) -> Self {
         Self { code, ..self }
     }
 
-    /// The answer: a header, and for a version of EDNS that we do not speak, our own.
+    /// The answer's bytes: a header, and an OPT record if the EDNS version is not supported.
     pub(super) fn write(self) -> Vec<u8> {
         let [a, b, flags, more] = self.header;
         let low = self.code.low() & 0xf;
@@ -134,7 +134,7 @@ impl Fault {
         let additional = u8::from(high > 0);
         bytes.extend([0, 0, 0, 0, 0, 0, 0, additional]);
         if high > 0 {
-            let [size_a, size_b] = LARGEST_DATAGRAM.to_be_bytes();
+            let [size_a, size_b] = MAX_DATAGRAM.to_be_bytes();
             bytes.extend([0, 0, 41, size_a, size_b, high, 0, 0, 0, 0, 0]);
         }
         bytes
@@ -142,7 +142,7 @@ impl Fault {
 }
 
 impl Reply {
-    /// No records: a refusal, a failure, or nothing there.
+    /// An answer without records: a refusal, a failure, or an empty result.
     pub(super) fn without(code: ResponseCode, reason: Option<Reason>) -> Self {
         Self {
             code,
@@ -152,7 +152,7 @@ impl Reply {
         }
     }
 
-    /// These records.
+    /// An answer with records.
     pub(super) fn with(records: Vec<RData>, ttl: u32) -> Self {
         Self {
             code: ResponseCode::NoError,
@@ -163,16 +163,16 @@ impl Reply {
     }
 }
 
-impl Asked {
-    /// The answer's bytes, never more than the asker takes.
+impl ParsedQuery {
+    /// The answer's bytes, within the client's size limit.
     pub(super) fn write(&self, reply: &Reply, transport: Transport) -> Vec<u8> {
         let message = self.message(reply);
-        let most = match (transport, self.datagram) {
+        let max_size = match (transport, self.max_datagram) {
             (Transport::Tcp, _) => u16::MAX,
-            (Transport::Udp, None) => SMALLEST_DATAGRAM,
-            (Transport::Udp, Some(size)) => size.clamp(SMALLEST_DATAGRAM, LARGEST_DATAGRAM),
+            (Transport::Udp, None) => MIN_DATAGRAM,
+            (Transport::Udp, Some(size)) => size.clamp(MIN_DATAGRAM, MAX_DATAGRAM),
         };
-        let fits = |bytes: &Vec<u8>| bytes.len() <= usize::from(most);
+        let fits = |bytes: &Vec<u8>| bytes.len() <= usize::from(max_size);
         let whole = message.to_vec().ok().filter(fits);
         whole
             .or_else(|| message.truncate().to_vec().ok().filter(fits))
@@ -196,38 +196,40 @@ impl Asked {
         let is_empty = matches!(reply.code, ResponseCode::NoError | ResponseCode::NXDomain)
             && reply.records.is_empty();
         if is_empty {
-            message.add_authority(nothing());
+            message.add_authority(negative_soa());
         }
-        if self.datagram.is_some() {
+        if self.max_datagram.is_some() {
             let mut edns = Edns::new();
-            edns.set_max_payload(LARGEST_DATAGRAM);
-            // RFC 3225, section 3: the bit is copied, whether or not there is anything to it.
+            edns.set_max_payload(MAX_DATAGRAM);
+            // RFC 3225, section 3: the bit is copied from the query.
             edns.set_dnssec_ok(self.dnssec_ok);
             if let Some(reason) = reply.reason {
-                edns.options_mut().insert(explain(reply.code, reason));
+                edns.options_mut()
+                    .insert(extended_error(reply.code, reason));
             }
             message.set_edns(edns);
         }
         message
     }
 
-    /// A bare failure, where even a truncated answer cannot be written.
+    /// SERVFAIL without a question, if even a truncated answer cannot be encoded.
     fn fail(&self) -> Vec<u8> {
         let [a, b] = self.id.to_be_bytes();
         let header = [a, b, u8::from(self.recursion_desired), 0];
         let code = ResponseCode::ServFail;
-        Fault { header, code }.write()
+        InvalidQuery { header, code }.write()
     }
 }
 
-/// The record that says for how long 'nothing' holds (RFC 2308). It stands at the root,
-/// which is above every name.
-fn nothing() -> Record {
+/// The SOA record with the TTL of a negative answer (RFC 2308). Its owner is the root, which is
+/// above every name.
+fn negative_soa() -> Record {
     let soa = SOA::new(Name::root(), Name::root(), 1, 60, 60, 60, EMPTY_TTL);
     Record::from_rdata(Name::root(), EMPTY_TTL, RData::SOA(soa))
 }
 
-fn explain(code: ResponseCode, reason: Reason) -> EdnsOption {
+/// The extended DNS error of a refusal.
+fn extended_error(code: ResponseCode, reason: Reason) -> EdnsOption {
     let info: u16 = if reason == Reason::DnsType {
         21 // Not Supported
     } else if code == ResponseCode::Refused {

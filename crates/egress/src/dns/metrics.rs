@@ -1,11 +1,11 @@
-//! Queries in numbers.
+//! Metrics of DNS queries.
 
 use hickory_proto::rr::RecordType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// Queries by result and type. Both come from closed lists.
+/// Counts queries by result and type. Both labels have a fixed set of values.
 #[derive(Clone, Debug, Default)]
 pub struct DnsMetrics {
     queries: Family<Labels, Counter>,
@@ -13,51 +13,51 @@ pub struct DnsMetrics {
 
 type Labels = [(&'static str, &'static str); 2];
 
-/// What became of a query.
+/// The outcome of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
-    /// Answered by the gate itself: a synthetic address, its own, or a fixed one.
+pub enum QueryOutcome {
+    /// Answered by the gate itself: a synthetic address, the gate's own, or a configured one.
     Local,
     /// Answered by an upstream.
     Forwarded,
-    /// Answered by an upstream a while ago.
+    /// Answered from the cache of upstream answers.
     Cached,
-    /// The name has nothing of that type, or does not exist.
+    /// The name has no records of the type, or does not exist.
     Empty,
-    /// The rules say no.
+    /// The rules deny the name.
     Denied,
-    /// The type is not served.
+    /// The record type is not answered.
     Refused,
-    /// The asker is not known.
+    /// The client is not registered.
     Unknown,
-    /// The message cannot be read.
+    /// The message is malformed.
     Malformed,
     /// No upstream answered in time.
     Failed,
-    /// Too many at once.
+    /// The client exceeded its rate or number of queries.
     Dropped,
 }
 
-impl Outcome {
-    /// The word in the metric.
+impl QueryOutcome {
+    /// The label value in the metric.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Outcome::Local => "local",
-            Outcome::Forwarded => "forwarded",
-            Outcome::Cached => "cached",
-            Outcome::Empty => "empty",
-            Outcome::Denied => "denied",
-            Outcome::Refused => "refused",
-            Outcome::Unknown => "unknown",
-            Outcome::Malformed => "malformed",
-            Outcome::Failed => "failed",
-            Outcome::Dropped => "dropped",
+            QueryOutcome::Local => "local",
+            QueryOutcome::Forwarded => "forwarded",
+            QueryOutcome::Cached => "cached",
+            QueryOutcome::Empty => "empty",
+            QueryOutcome::Denied => "denied",
+            QueryOutcome::Refused => "refused",
+            QueryOutcome::Unknown => "unknown",
+            QueryOutcome::Malformed => "malformed",
+            QueryOutcome::Failed => "failed",
+            QueryOutcome::Dropped => "dropped",
         }
     }
 }
 
 impl DnsMetrics {
-    /// Makes the numbers visible in `registry`. The library appends `_total`.
+    /// Registers the metrics in `registry`. The library appends `_total`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "proxy_dns_queries",
@@ -66,17 +66,17 @@ impl DnsMetrics {
         );
     }
 
-    /// How many queries of `kind` came to `outcome`.
-    pub fn count_of(&self, outcome: Outcome, kind: Option<RecordType>) -> u64 {
+    /// The number of queries of `kind` with `outcome`.
+    pub fn count_of(&self, outcome: QueryOutcome, kind: Option<RecordType>) -> u64 {
         self.queries.get_or_create(&labels(outcome, kind)).get()
     }
 
-    pub(super) fn count(&self, outcome: Outcome, kind: Option<RecordType>) {
+    pub(super) fn count(&self, outcome: QueryOutcome, kind: Option<RecordType>) {
         self.queries.get_or_create(&labels(outcome, kind)).inc();
     }
 }
 
-fn labels(outcome: Outcome, kind: Option<RecordType>) -> Labels {
+fn labels(outcome: QueryOutcome, kind: Option<RecordType>) -> Labels {
     let kind = match kind {
         Some(RecordType::A) => "A",
         Some(RecordType::AAAA) => "AAAA",
@@ -101,12 +101,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dashboard_finds_queries_by_result_and_type() {
+    fn queries_are_counted_by_result_and_type() {
         let metrics = DnsMetrics::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);
-        metrics.count(Outcome::Denied, Some(RecordType::A));
-        metrics.count(Outcome::Refused, Some(RecordType::Unknown(65_000)));
+        metrics.count(QueryOutcome::Denied, Some(RecordType::A));
+        metrics.count(QueryOutcome::Refused, Some(RecordType::Unknown(65_000)));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [

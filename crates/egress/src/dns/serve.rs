@@ -1,4 +1,4 @@
-//! Queries off a socket, so many at a time and each for so long.
+//! DNS over UDP and TCP sockets, with limits on queries in flight and on their time.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,78 +22,78 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Answered, Asker, Names, Outcome, Transport, Way};
-use crate::datagram::{Datagrams, Ends};
+use super::{DnsResponse, NameServer, QueryClient, QueryContext, QueryOutcome, Transport};
+use crate::datagram::{DatagramAddresses, DatagramSocket};
 use crate::listener_checks::ListenerChecks;
 
-/// The longest query that is read. What is longer is no question.
-const LONGEST_QUERY: usize = 4096;
+/// Longest query that is read.
+const MAX_QUERY: usize = 4096;
 
-/// Queries of one connection at a time; more wait in the kernel.
-const MOST_PIPELINED: usize = 16;
+/// Queries in flight per TCP connection; further ones wait in the kernel's buffer.
+const MAX_PIPELINED: usize = 16;
 
-/// How long a client may take to accept an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of writing an answer to the client.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After a failure to receive: the cause lasts a moment.
-const BREATH: Duration = Duration::from_millis(100);
+/// Delay after a failed receive, whose cause may last for a moment.
+const RECEIVE_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-async fn write_down(journal: &dyn AuditSink, event: Option<AuditEvent>) {
+async fn record_event(audit: &dyn AuditSink, event: Option<AuditEvent>) {
     if let Some(event) = event
-        && let Err(event) = journal.try_record(Box::new(event))
+        && let Err(event) = audit.try_record(Box::new(event))
     {
-        journal.record(event).await;
+        audit.record(event).await;
     }
 }
 
-/// Where queries come from.
+/// Origin of the queries of a socket, by which their clients are identified.
 #[derive(Clone)]
-pub enum Source {
-    /// A socket inside the network of a sandbox: queries there are the sandbox's.
+pub enum QuerySource {
+    /// A socket inside the network of a sandbox: all its queries are the sandbox's.
     Sandbox {
         /// The sandbox.
         sandbox: SandboxId,
-        /// Who is registered.
+        /// The registered sandboxes.
         registry: Arc<dyn Registry>,
     },
-    /// A network that several share: whoever is registered at the address.
+    /// A network that several sandboxes share: clients are identified by their address.
     Shared {
-        /// Who is registered.
+        /// The registered sandboxes.
         registry: Arc<dyn Registry>,
         /// The health checks of the gate itself.
         checks: Arc<ListenerChecks>,
     },
 }
 
-impl Source {
-    fn asker(&self, peer: IpAddr) -> Asker {
+impl QuerySource {
+    fn client(&self, peer: IpAddr) -> QueryClient {
         // Each query is identified anew: a listener outlives the registration of its sandbox.
         let lookup = match self {
-            Source::Sandbox { sandbox, registry } => registry.by_id(sandbox),
-            Source::Shared { registry, .. } => registry.by_ip(peer.to_canonical()),
+            QuerySource::Sandbox { sandbox, registry } => registry.by_id(sandbox),
+            QuerySource::Shared { registry, .. } => registry.by_ip(peer.to_canonical()),
         };
         match identify(lookup, None, wall_now()) {
-            Ok(identity) => Asker::Known(identity.sandbox().clone()),
-            Err(denial) => Asker::Unknown(denial),
+            Ok(identity) => QueryClient::Known(identity.sandbox().clone()),
+            Err(denial) => QueryClient::Unknown(denial),
         }
     }
 
     fn is_listener_check(&self, peer: SocketAddr) -> bool {
         match self {
-            Source::Sandbox { .. } => false,
-            Source::Shared { checks, .. } => checks.is_check(peer),
+            QuerySource::Sandbox { .. } => false,
+            QuerySource::Shared { checks, .. } => checks.is_check(peer),
         }
     }
 
-    /// On a shared network a synthetic address would lead nowhere.
-    fn way(&self, names: &Names, transport: Transport, here: IpAddr) -> Way {
+    /// How a query is answered. On a shared network a synthetic address would not be reachable.
+    fn context(&self, server: &NameServer, transport: Transport, here: IpAddr) -> QueryContext {
         match self {
-            Source::Sandbox { .. } => Way {
+            QuerySource::Sandbox { .. } => QueryContext {
                 transport,
-                mode: (names.policy)(None).snapshot.settings.egress.dns.mode,
+                mode: (server.policy)(None).snapshot.settings.egress.dns.mode,
                 gate: None,
             },
-            Source::Shared { .. } => Way {
+            QuerySource::Shared { .. } => QueryContext {
                 transport,
                 mode: DnsMode::Forward,
                 gate: Some(here),
@@ -107,154 +107,157 @@ fn wall_now() -> UnixMillis {
     UnixMillis::new(0).plus(since.unwrap_or_default())
 }
 
-/// Answers datagrams until `stop`. A sandbox that has too many queries open, or asks too
-/// fast, loses the next one, as it would on a busy network.
+/// Answers datagrams until `stop`. Queries above a sandbox's rate or number in flight are dropped,
+/// as on a busy network.
 pub async fn serve_datagrams(
-    names: Arc<Names>,
-    datagrams: Datagrams,
-    source: Source,
-    journal: Arc<dyn AuditSink>,
+    server: Arc<NameServer>,
+    datagrams: DatagramSocket,
+    source: QuerySource,
+    audit: Arc<dyn AuditSink>,
     stop: CancellationToken,
 ) {
     let datagrams = Arc::new(datagrams);
-    let mut answering = JoinSet::new();
-    let mut buffer = vec![0; LONGEST_QUERY];
+    let mut answers = JoinSet::new();
+    let mut buffer = vec![0; MAX_QUERY];
     loop {
         let received = tokio::select! {
             () = stop.cancelled() => break,
-            // Reaps what has ended, so that the set stays as small as the work.
-            Some(_) = answering.join_next() => continue,
+            // Removes finished tasks, so that the set does not grow.
+            Some(_) = answers.join_next() => continue,
             received = datagrams.receive(&mut buffer) => received,
         };
-        let (length, ends) = match received {
+        let (length, addresses) = match received {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "a query was lost");
-                tokio::time::sleep(BREATH).await;
+                tracing::debug!(%error, "dns datagram was not received");
+                tokio::time::sleep(RECEIVE_RETRY_DELAY).await;
                 continue;
             }
         };
         let query = buffer.get(..length).unwrap_or_default();
-        if source.is_listener_check(ends.from) {
-            if let Err(error) = datagrams.answer(query, ends).await {
-                tracing::debug!(%error, "answering a listener check failed");
+        if source.is_listener_check(addresses.sender) {
+            if let Err(error) = datagrams.answer(query, addresses).await {
+                tracing::debug!(%error, "answers a listener check failed");
             }
             continue;
         }
-        let asker = source.asker(ends.from.ip());
-        let way = source.way(&names, Transport::Udp, ends.meant);
-        let Some(place) = names.guest_of(&asker).enter(&names.pace()) else {
-            names.metrics.count(Outcome::Dropped, None);
+        let client = source.client(addresses.sender.ip());
+        let context = source.context(&server, Transport::Udp, addresses.destination);
+        let Some(slot) = server
+            .client_state_of(&client)
+            .try_acquire(&server.query_rate())
+        else {
+            server.metrics.count(QueryOutcome::Dropped, None);
             continue;
         };
-        let reply = Datagram {
-            names: Arc::clone(&names),
-            journal: Arc::clone(&journal),
+        let reply = DatagramReply {
+            server: Arc::clone(&server),
+            audit: Arc::clone(&audit),
             datagrams: Arc::clone(&datagrams),
-            ends,
+            addresses,
         };
         let query = query.to_vec();
         let answer = Box::pin(async move {
-            reply.send(&asker, &query, &way).await;
-            drop(place);
+            reply.send(&client, &query, &context).await;
+            drop(slot);
         });
-        if let Some(waiting) = begin(answer).await {
-            answering.spawn(waiting);
+        if let Some(waiting) = poll_once(answer).await {
+            answers.spawn(waiting);
         }
     }
-    // Each of them holds the socket.
-    answering.shutdown().await;
+    // Each task holds the socket.
+    answers.shutdown().await;
 }
 
-/// Takes the first step of an answer, and gives it back if it has to wait. Most names are
-/// remembered, and a task for each would cost more than the answer.
-async fn begin(mut answer: Answering) -> Option<Answering> {
+/// Polls an answer once, and returns it if it is not ready. Most answers are ready at once, and a
+/// task for each would cost more than the answer.
+async fn poll_once(mut answer: AnswerFuture) -> Option<AnswerFuture> {
     let mut step = |cx: &mut Context<'_>| {
-        // As in a task of its own, a panic ends this answer alone.
+        // As in a separate task, a panic ends only this answer.
         catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(cx)))
     };
     let waits = matches!(poll_fn(|cx| Poll::Ready(step(cx))).await, Ok(Poll::Pending));
     waits.then_some(answer)
 }
 
-type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
+type AnswerFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// One datagram's answer on its way.
-struct Datagram {
-    names: Arc<Names>,
-    journal: Arc<dyn AuditSink>,
-    datagrams: Arc<Datagrams>,
-    ends: Ends,
+/// The context for answering one datagram.
+struct DatagramReply {
+    server: Arc<NameServer>,
+    audit: Arc<dyn AuditSink>,
+    datagrams: Arc<DatagramSocket>,
+    addresses: DatagramAddresses,
 }
 
-impl Datagram {
-    async fn send(&self, asker: &Asker, query: &[u8], way: &Way) {
-        let Some(Answered { bytes, event }) = self.names.answer(asker, query, way).await else {
+impl DatagramReply {
+    async fn send(&self, client: &QueryClient, query: &[u8], context: &QueryContext) {
+        let Some(DnsResponse { bytes, event }) = self.server.answer(client, query, context).await
+        else {
             return;
         };
-        write_down(&*self.journal, event).await;
-        match timeout(PATIENCE, self.datagrams.answer(&bytes, self.ends)).await {
+        record_event(&*self.audit, event).await;
+        match timeout(WRITE_TIMEOUT, self.datagrams.answer(&bytes, self.addresses)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "an answer was lost"),
-            Err(_) => tracing::debug!("an answer was not taken in time"),
+            Ok(Err(error)) => tracing::debug!(%error, "dns answer was not sent"),
+            Err(_) => tracing::debug!("sending dns answer timed out"),
         }
     }
 }
 
-/// Answers the queries of one connection, each as it is ready (RFC 7766, section 6.2.1.1),
-/// until the client has been silent for too long or `stop`. How many connections there may
-/// be is for whoever accepts them.
+/// Answers the queries of one connection, each when it is ready (RFC 7766, section 6.2.1.1), until
+/// the idle timeout or `stop`. The accept loop limits the number of connections.
 pub async fn serve_stream(
-    names: Arc<Names>,
+    server: Arc<NameServer>,
     stream: TcpStream,
-    source: Source,
-    journal: Arc<dyn AuditSink>,
+    source: QuerySource,
+    audit: Arc<dyn AuditSink>,
     stop: CancellationToken,
 ) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip();
     let here = stream.local_addr()?.ip();
     stream.set_nodelay(true)?;
     let (mut reader, mut writer) = stream.into_split();
-    let mut answering: JoinSet<Option<Vec<u8>>> = JoinSet::new();
+    let mut answers: JoinSet<Option<Vec<u8>>> = JoinSet::new();
     let mut buffer = BytesMut::with_capacity(1024);
-    let mut heard = Instant::now();
-    let mut ended = false;
+    let mut last_use = Instant::now();
+    let mut at_eof = false;
     loop {
-        while answering.len() < MOST_PIPELINED {
+        while answers.len() < MAX_PIPELINED {
             let query = match next_query(&mut buffer) {
-                Frame::Whole(query) => query,
-                Frame::Part => break,
+                Frame::Complete(query) => query,
+                Frame::Incomplete => break,
                 Frame::TooLong => return Ok(()),
             };
-            heard = Instant::now();
-            let asker = source.asker(peer);
-            let way = source.way(&names, Transport::Tcp, here);
-            let (names, journal) = (Arc::clone(&names), Arc::clone(&journal));
-            answering.spawn(async move { answer(&names, &*journal, &asker, &query, &way).await });
+            last_use = Instant::now();
+            let client = source.client(peer);
+            let context = source.context(&server, Transport::Tcp, here);
+            let (server, audit) = (Arc::clone(&server), Arc::clone(&audit));
+            answers.spawn(async move { answer(&server, &*audit, &client, &query, &context).await });
         }
-        if ended && answering.is_empty() {
+        if at_eof && answers.is_empty() {
             return Ok(());
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            Some(answered) = answering.join_next() => {
+            Some(answered) = answers.join_next() => {
                 if let Ok(Some(bytes)) = answered {
                     let Ok(length) = u16::try_from(bytes.len()) else { return Ok(()) };
                     let mut framed = length.to_be_bytes().to_vec();
                     framed.extend(bytes);
-                    match timeout(PATIENCE, writer.write_all(&framed)).await {
+                    match timeout(WRITE_TIMEOUT, writer.write_all(&framed)).await {
                         Ok(written) => written?,
                         Err(_) => return Ok(()),
                     }
                 }
-                heard = Instant::now();
+                last_use = Instant::now();
             }
-            read = reader.read_buf(&mut buffer), if !ended && answering.len() < MOST_PIPELINED => {
-                // A client that has said all may still wait for answers.
-                ended = read? == 0;
+            read = reader.read_buf(&mut buffer), if !at_eof && answers.len() < MAX_PIPELINED => {
+                // A client that closed its sending side may still wait for answers.
+                at_eof = read? == 0;
             }
-            // Single bytes do not count as being heard, whole queries do.
-            () = tokio::time::sleep_until(heard + names.limits.idle), if answering.is_empty() => {
+            // Only complete queries reset the idle timeout, single bytes do not.
+            () = tokio::time::sleep_until(last_use + server.limits.idle), if answers.is_empty() => {
                 return Ok(());
             }
         }
@@ -262,52 +265,55 @@ pub async fn serve_stream(
 }
 
 async fn answer(
-    names: &Names,
-    journal: &dyn AuditSink,
-    asker: &Asker,
+    server: &NameServer,
+    audit: &dyn AuditSink,
+    client: &QueryClient,
     query: &[u8],
-    way: &Way,
+    context: &QueryContext,
 ) -> Option<Vec<u8>> {
-    // A stream can wait for its turn, though not for ever.
-    let deadline = Instant::now() + names.limits.deadline;
-    let guest = names.guest_of(asker);
-    let Some(_place) = guest.enter_by(&names.pace(), deadline).await else {
-        names.metrics.count(Outcome::Dropped, None);
+    // Queries of a stream wait for a free slot until the deadline.
+    let deadline = Instant::now() + server.limits.deadline;
+    let client_state = server.client_state_of(client);
+    let Some(_slot) = client_state
+        .acquire_by(&server.query_rate(), deadline)
+        .await
+    else {
+        server.metrics.count(QueryOutcome::Dropped, None);
         return None;
     };
-    let answered = names.answer_by(deadline, asker, query, way);
-    let Answered { bytes, event } = answered.await?;
-    write_down(journal, event).await;
+    let answered = server.answer_by(deadline, client, query, context);
+    let DnsResponse { bytes, event } = answered.await?;
+    record_event(audit, event).await;
     Some(bytes)
 }
 
-/// What the front of a stream holds.
+/// The start of a stream's buffer.
 enum Frame {
-    Whole(BytesMut),
-    Part,
+    Complete(BytesMut),
+    Incomplete,
     TooLong,
 }
 
-/// Two bytes of length, then a query (RFC 1035, section 4.2.2).
+/// Splits off a query with its length prefix of two bytes (RFC 1035, section 4.2.2).
 fn next_query(buffer: &mut BytesMut) -> Frame {
     let Some(length) = buffer.first_chunk::<2>() else {
-        return Frame::Part;
+        return Frame::Incomplete;
     };
     let length = usize::from(u16::from_be_bytes(*length));
-    if length > LONGEST_QUERY {
+    if length > MAX_QUERY {
         return Frame::TooLong;
     }
     if buffer.len() < 2 + length {
-        return Frame::Part;
+        return Frame::Incomplete;
     }
     buffer.advance(2);
-    Frame::Whole(buffer.split_to(length))
+    Frame::Complete(buffer.split_to(length))
 }
 
-/// See [`super::exercise`].
-pub(super) fn exercise(bytes: &[u8]) {
+/// See [`super::fuzz_check`].
+pub(super) fn fuzz_check(bytes: &[u8]) {
     let mut buffer = BytesMut::from(bytes);
-    while let Frame::Whole(query) = next_query(&mut buffer) {
-        drop(super::message::read(&query));
+    while let Frame::Complete(query) = next_query(&mut buffer) {
+        drop(super::message::parse(&query));
     }
 }

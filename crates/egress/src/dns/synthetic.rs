@@ -1,105 +1,106 @@
-//! Addresses that mean a name, and lead nowhere but to the gate.
+//! Synthetic addresses: each stands for a name, and connections to it end at the gate.
 //!
-//! 198.18.0.0/15 and 2001:2::/48 are set aside for benchmarks (RFC 2544, RFC 5180): no host
-//! on the internet has one, and the dialer refuses them.
+//! 198.18.0.0/15 and 2001:2::/48 are reserved for benchmarks (RFC 2544, RFC 5180): no host on the
+//! internet uses them, and the dialer refuses them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use policy::host::HostName;
 
-use super::recent::Recent;
+use super::lru_map::LruMap;
 
 const FIRST_V4: u32 = Ipv4Addr::new(198, 18, 0, 0).to_bits();
 const FIRST_V6: u128 = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0).to_bits();
 
-/// The gate itself.
+/// The gate's own index.
 const GATE: u32 = 1;
 
-/// Places that are given to names: all but the first (a network), the gate's, and the last
-/// (which looks like a broadcast).
-const FIRST: u32 = 2;
-const LAST: u32 = (1 << 17) - 2;
+/// Indexes that are assigned to names: all but the first (a network address), the gate's, and the
+/// last (which looks like a broadcast address).
+const FIRST_INDEX: u32 = 2;
+const LAST_INDEX: u32 = (1 << 17) - 2;
 
-/// A place in both ranges: one name has the same place in each.
+/// An index into both address ranges: a name has the same index in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place(u32);
+pub(super) struct AddressIndex(u32);
 
-impl Place {
-    /// Where the gate itself is.
-    pub(super) const GATE: Place = Place(GATE);
+impl AddressIndex {
+    /// The index of the gate itself.
+    pub(super) const GATE: AddressIndex = AddressIndex(GATE);
 
-    /// Its IPv4 address.
+    /// The IPv4 address with this index.
     pub(super) fn v4(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(FIRST_V4 + self.0)
     }
 
-    /// Its IPv6 address.
+    /// The IPv6 address with this index.
     pub(super) fn v6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(FIRST_V6 + u128::from(self.0))
     }
 
-    /// The place of an address; none where it is not one of ours.
-    pub(super) fn of(ip: IpAddr) -> Option<Self> {
-        let at = match ip.to_canonical() {
+    /// The index of an address; `None` outside of the synthetic ranges.
+    pub(super) fn from_ip(ip: IpAddr) -> Option<Self> {
+        let offset = match ip.to_canonical() {
             IpAddr::V4(ip) => ip.to_bits().checked_sub(FIRST_V4)?,
             IpAddr::V6(ip) => u32::try_from(ip.to_bits().checked_sub(FIRST_V6)?).ok()?,
         };
-        (at <= LAST).then_some(Self(at))
+        (offset <= LAST_INDEX).then_some(Self(offset))
     }
 }
 
-/// The names of one sandbox and their places.
+/// The synthetic addresses of one sandbox.
 ///
-/// A name keeps its place while it is in use. When there are too many names the one that
-/// was not used for longest goes; its place is given away only after all others, so that a
-/// program that still holds the address does not meet a stranger there.
+/// A name keeps its index while it is in use. When there are too many names, the least recently
+/// used one is evicted. Its index is reused only after all others, so that a program that still
+/// holds the address does not reach another name.
 #[derive(Debug)]
-pub(super) struct Addresses {
-    places: Recent<HostName, Place>,
-    names: HashMap<Place, HostName>,
+pub(super) struct SyntheticAddresses {
+    indexes: LruMap<HostName, AddressIndex>,
+    names: HashMap<AddressIndex, HostName>,
     next: u32,
 }
 
-impl Addresses {
-    /// Room for `most` names.
-    pub(super) fn new(most: usize) -> Self {
-        // Half the range, so that a free place is always near.
-        let most = most.min(usize::try_from((LAST - FIRST) / 2).unwrap_or(usize::MAX));
+impl SyntheticAddresses {
+    /// Creates a table of at most `max_names` names.
+    pub(super) fn new(max_names: usize) -> Self {
+        // Half the range, so that a free index is always near.
+        let max_names =
+            max_names.min(usize::try_from((LAST_INDEX - FIRST_INDEX) / 2).unwrap_or(usize::MAX));
         Self {
-            places: Recent::new(most),
+            indexes: LruMap::new(max_names),
             names: HashMap::new(),
-            next: FIRST,
+            next: FIRST_INDEX,
         }
     }
 
-    /// The place of `name`, which may be a new one.
-    pub(super) fn place(&mut self, name: &HostName) -> Place {
-        if let Some(place) = self.places.get(name) {
-            return *place;
+    /// Returns the index of `name`, and assigns one if the name is new.
+    pub(super) fn assign(&mut self, name: &HostName) -> AddressIndex {
+        if let Some(index) = self.indexes.get(name) {
+            return *index;
         }
-        while self.names.contains_key(&Place(self.next)) {
+        while self.names.contains_key(&AddressIndex(self.next)) {
             self.advance();
         }
-        let place = Place(self.next);
+        let index = AddressIndex(self.next);
         self.advance();
-        if let Some((_, gone)) = self.places.insert(name.clone(), place) {
-            self.names.remove(&gone);
+        if let Some((_, evicted)) = self.indexes.insert(name.clone(), index) {
+            self.names.remove(&evicted);
         }
-        self.names.insert(place, name.clone());
-        place
+        self.names.insert(index, name.clone());
+        index
     }
 
-    /// The name that a place was given to. Asking counts as using it.
-    pub(super) fn name(&mut self, place: Place) -> Option<HostName> {
-        let name = self.names.get(&place)?;
-        self.places.get(name);
+    /// Returns the name of an index, and marks the name as used.
+    pub(super) fn name(&mut self, index: AddressIndex) -> Option<HostName> {
+        let name = self.names.get(&index)?;
+        self.indexes.get(name);
         Some(name.clone())
     }
 
     fn advance(&mut self) {
-        self.next = if self.next >= LAST {
-            FIRST
+        self.next = if self.next >= LAST_INDEX {
+            FIRST_INDEX
         } else {
             self.next + 1
         };
@@ -117,27 +118,27 @@ mod tests {
     }
 
     #[test]
-    fn a_name_keeps_its_address_and_an_address_tells_its_name() {
-        let mut addresses = Addresses::new(100);
-        let a = addresses.place(&name("a.test"));
-        let b = addresses.place(&name("b.test"));
+    fn name_and_address_map_to_each_other() {
+        let mut addresses = SyntheticAddresses::new(100);
+        let a = addresses.assign(&name("a.test"));
+        let b = addresses.assign(&name("b.test"));
         assert_ne!(a, b);
-        assert_eq!(addresses.place(&name("a.test")), a);
+        assert_eq!(addresses.assign(&name("a.test")), a);
         for ip in [IpAddr::from(b.v4()), b.v6().into()] {
-            assert_eq!(Place::of(ip), Some(b));
+            assert_eq!(AddressIndex::from_ip(ip), Some(b));
             assert_eq!(classify(ip), AddressClass::Benchmark);
         }
         assert_eq!(addresses.name(b), Some(name("b.test")));
-        assert_eq!(addresses.name(Place::GATE), None);
+        assert_eq!(addresses.name(AddressIndex::GATE), None);
     }
 
     #[test]
-    fn names_without_end_take_bounded_room_and_old_addresses_rest() {
-        let mut addresses = Addresses::new(3);
-        let first = addresses.place(&name("first.test"));
+    fn many_names_stay_bounded_and_old_indexes_are_reused_last() {
+        let mut addresses = SyntheticAddresses::new(3);
+        let first = addresses.assign(&name("first.test"));
         let mut last = first;
         for n in 0..50_000 {
-            last = addresses.place(&name(&format!("n{n}.test")));
+            last = addresses.assign(&name(&format!("n{n}.test")));
             assert_ne!(last, first, "after {n} names");
             assert!(addresses.names.len() <= 3);
         }
@@ -146,23 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn places_go_round_and_stay_in_their_range() {
-        let mut addresses = Addresses::new(2);
-        addresses.next = LAST;
-        let last = addresses.place(&name("a.test"));
+    fn indexes_wrap_around_within_their_range() {
+        let mut addresses = SyntheticAddresses::new(2);
+        addresses.next = LAST_INDEX;
+        let last = addresses.assign(&name("a.test"));
         assert_eq!(last.v4(), Ipv4Addr::new(198, 19, 255, 254));
-        assert_eq!(addresses.place(&name("b.test")), Place(FIRST));
+        assert_eq!(addresses.assign(&name("b.test")), AddressIndex(FIRST_INDEX));
         for foreign in ["198.17.255.255", "198.20.0.0", "2001:2:1::", "2001:3::1"] {
-            assert_eq!(Place::of(foreign.parse().unwrap()), None, "{foreign}");
+            assert_eq!(
+                AddressIndex::from_ip(foreign.parse().unwrap()),
+                None,
+                "{foreign}"
+            );
         }
     }
 
     #[test]
-    fn a_name_in_use_stays_when_others_come() {
-        let mut addresses = Addresses::new(2);
-        let kept = addresses.place(&name("kept.test"));
+    fn name_in_use_is_not_evicted() {
+        let mut addresses = SyntheticAddresses::new(2);
+        let kept = addresses.assign(&name("kept.test"));
         for n in 0..100 {
-            addresses.place(&name(&format!("n{n}.test")));
+            addresses.assign(&name(&format!("n{n}.test")));
             assert_eq!(addresses.name(kept), Some(name("kept.test")));
         }
     }

@@ -7,37 +7,37 @@ use proptest::prelude::*;
 
 use super::*;
 
-const UDP: Way = Way {
+const UDP: QueryContext = QueryContext {
     transport: Transport::Udp,
     mode: DnsMode::Synthetic,
     gate: None,
 };
 
-const TCP: Way = Way {
+const TCP: QueryContext = QueryContext {
     transport: Transport::Tcp,
     ..UDP
 };
 
-fn names() -> Names {
-    names_with(Settings::default())
+fn server() -> NameServer {
+    server_with(Settings::default())
 }
 
-fn names_with(settings: Settings) -> Names {
+fn server_with(settings: Settings) -> NameServer {
     let snapshot = PolicySnapshot::without_bundles(Arc::new(settings));
     let policy = NamePolicy::from(Arc::new(snapshot));
-    Names::new(
+    NameServer::new(
         Box::new(move |_| policy.clone()),
         Questions::default(),
-        Limits::default(),
+        DnsLimits::default(),
         DnsMetrics::default(),
     )
 }
 
-fn known(sandbox: &str) -> Asker {
-    Asker::Known(SandboxId::parse(sandbox).unwrap())
+fn client(sandbox: &str) -> QueryClient {
+    QueryClient::Known(SandboxId::parse(sandbox).unwrap())
 }
 
-/// A query by hand: header, question, and an OPT record where a size is given.
+/// Builds a query: header, question, and an OPT record if `size` is given.
 fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
     let mut bytes = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0".to_vec();
     bytes[11] = u8::from(size.is_some());
@@ -56,18 +56,23 @@ fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
     bytes
 }
 
-/// What comes back at once: in these tests nobody is waited for.
-fn ask(names: &Names, asker: &Asker, query: &[u8], way: &Way) -> Option<Answered> {
-    let mut answer = std::pin::pin!(names.answer(asker, query, way));
+/// The answer, which must be ready at once: these tests have no upstream.
+fn answer_now(
+    server: &NameServer,
+    client: &QueryClient,
+    query: &[u8],
+    context: &QueryContext,
+) -> Option<DnsResponse> {
+    let mut answer = std::pin::pin!(server.answer(client, query, context));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     match answer.as_mut().poll(&mut context) {
         std::task::Poll::Ready(answered) => answered,
-        std::task::Poll::Pending => panic!("it waits"),
+        std::task::Poll::Pending => panic!("the answer is pending"),
     }
 }
 
-fn look_up(names: &Names, name: &str, kind: u16) -> (Message, Option<AuditEvent>) {
-    let answered = ask(names, &known("one"), &query(name, kind, None), &UDP).unwrap();
+fn look_up(server: &NameServer, name: &str, kind: u16) -> (Message, Option<AuditEvent>) {
+    let answered = answer_now(server, &client("one"), &query(name, kind, None), &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.metadata.id, 0x1234);
     assert_eq!(message.metadata.message_type, MessageType::Response);
@@ -86,8 +91,8 @@ fn address(message: &Message) -> IpAddr {
 }
 
 #[test]
-fn every_name_gets_an_address_that_means_it() {
-    let names = names();
+fn valid_name_gets_synthetic_address_that_maps_back() {
+    let server = server();
     let one = SandboxId::parse("one").unwrap();
     for name in [
         "example.com",
@@ -96,76 +101,84 @@ fn every_name_gets_an_address_that_means_it() {
         "single",
     ] {
         for kind in [1, 28] {
-            let (message, event) = look_up(&names, name, kind);
+            let (message, event) = look_up(&server, name, kind);
             let ip = address(&message);
             assert_eq!(ip.is_ipv4(), kind == 1);
-            assert_eq!(names.meant(&one, ip), Host::parse(name).ok());
+            assert_eq!(server.synthetic_name(&one, ip), Host::parse(name).ok());
             assert_eq!(message.answers[0].ttl, 5);
-            assert_eq!(event, None, "the connect is what is written down");
-            assert_eq!(address(&look_up(&names, name, kind).0), ip, "it stays");
+            assert_eq!(event, None, "synthetic answers have no record");
+            assert_eq!(
+                address(&look_up(&server, name, kind).0),
+                ip,
+                "the address is stable"
+            );
         }
     }
-    let (message, _) = look_up(&names, "example.com", 1);
+    let (message, _) = look_up(&server, "example.com", 1);
     let two = SandboxId::parse("two").unwrap();
-    assert_eq!(names.meant(&two, address(&message)), None);
-    names.forget(&one);
-    assert_eq!(names.meant(&one, address(&message)), None);
+    assert_eq!(server.synthetic_name(&two, address(&message)), None);
+    server.forget(&one);
+    assert_eq!(server.synthetic_name(&one, address(&message)), None);
 }
 
 #[test]
-fn the_question_comes_back_in_the_letters_it_was_asked_in() {
-    let names = names();
-    let asked = query("wWw.ExAmPlE.cOm", 1, None);
-    let answered = ask(&names, &known("one"), &asked, &UDP).unwrap();
-    assert_eq!(answered.bytes[12..asked.len()], asked[12..]);
+fn answer_repeats_question_in_original_case() {
+    let server = server();
+    let bytes_sent = query("wWw.ExAmPlE.cOm", 1, None);
+    let answered = answer_now(&server, &client("one"), &bytes_sent, &UDP).unwrap();
+    assert_eq!(answered.bytes[12..bytes_sent.len()], bytes_sent[12..]);
     let upper = Message::from_vec(&answered.bytes).unwrap();
-    let (lower, _) = look_up(&names, "www.example.com", 1);
+    let (lower, _) = look_up(&server, "www.example.com", 1);
     assert_eq!(address(&upper), address(&lower));
 }
 
 #[test]
-fn the_gate_and_the_own_host_have_fixed_addresses() {
-    let names = names();
+fn gate_and_localhost_have_fixed_addresses() {
+    let server = server();
     let one = SandboxId::parse("one").unwrap();
-    let (four, _) = look_up(&names, "Palisade.Internal", 1);
+    let (four, _) = look_up(&server, "Palisade.Internal", 1);
     assert_eq!(address(&four).to_string(), "198.18.0.1");
-    assert_eq!(names.meant(&one, address(&four)), Host::parse(GATE).ok());
-    let (six, _) = look_up(&names, "palisade.internal", 28);
+    assert_eq!(
+        server.synthetic_name(&one, address(&four)),
+        Host::parse(GATE_HOST).ok()
+    );
+    let (six, _) = look_up(&server, "palisade.internal", 28);
     assert_eq!(address(&six).to_string(), "2001:2::1");
     for name in ["localhost", "app.localhost"] {
-        assert!(address(&look_up(&names, name, 1).0).is_loopback());
-        assert!(address(&look_up(&names, name, 28).0).is_loopback());
+        assert!(address(&look_up(&server, name, 1).0).is_loopback());
+        assert!(address(&look_up(&server, name, 28).0).is_loopback());
     }
-    let shared = Way {
+    let shared = QueryContext {
         mode: DnsMode::Forward,
         gate: Some("192.0.2.7".parse().unwrap()),
         ..UDP
     };
-    let answered = ask(&names, &known("one"), &query(GATE, 1, None), &shared).unwrap();
+    let answered =
+        answer_now(&server, &client("one"), &query(GATE_HOST, 1, None), &shared).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(address(&message).to_string(), "192.0.2.7");
 }
 
 #[test]
-fn an_address_that_was_given_out_tells_its_name_and_others_are_refused() {
-    let names = names();
-    let (message, _) = look_up(&names, "example.com", 1);
+fn ptr_query_resolves_assigned_addresses_and_refuses_others() {
+    let server = server();
+    let (message, _) = look_up(&server, "example.com", 1);
     let four = Name::from(address(&message)).to_ascii();
-    let (message, _) = look_up(&names, "example.com", 28);
+    let (message, _) = look_up(&server, "example.com", 28);
     let six = Name::from(address(&message)).to_ascii();
     for (reverse, name) in [
         (four.as_str(), "example.com."),
         (&six, "example.com."),
         ("1.0.18.198.in-addr.arpa", "palisade.internal."),
     ] {
-        let (message, event) = look_up(&names, reverse, 12);
+        let (message, event) = look_up(&server, reverse, 12);
         match &message.answers[0].data {
             RData::PTR(ptr) => assert_eq!(ptr.0.to_ascii(), name),
             other => panic!("{other:?}"),
         }
         assert_eq!(event, None);
     }
-    let (message, _) = look_up(&names, "9.9.18.198.in-addr.arpa", 12);
+    let (message, _) = look_up(&server, "9.9.18.198.in-addr.arpa", 12);
     assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
     for foreign in [
         "1.2.0.192.in-addr.arpa",
@@ -175,7 +188,7 @@ fn an_address_that_was_given_out_tells_its_name_and_others_are_refused() {
         "b.d.0.1.0.0.2.ip6.arpa",
         "example.com",
     ] {
-        let (message, event) = look_up(&names, foreign, 12);
+        let (message, event) = look_up(&server, foreign, 12);
         assert_eq!(
             message.metadata.response_code,
             ResponseCode::Refused,
@@ -186,60 +199,60 @@ fn an_address_that_was_given_out_tells_its_name_and_others_are_refused() {
 }
 
 #[test]
-fn hints_for_other_protocols_are_empty_and_other_types_refused() {
-    let names = names();
+fn https_records_are_empty_and_other_types_refused() {
+    let server = server();
     for kind in [64, 65] {
-        let (message, event) = look_up(&names, "example.com", kind);
+        let (message, event) = look_up(&server, "example.com", kind);
         assert_eq!(message.metadata.response_code, ResponseCode::NoError);
         assert_eq!((message.answers.len(), message.authorities.len()), (0, 1));
         assert_eq!(event, None);
     }
-    // MX, TXT, SRV, NS, SOA, CNAME, ANY, AXFR, OPT, none, unheard of.
+    // MX, TXT, SRV, NS, SOA, CNAME, ANY, AXFR, OPT, none, unassigned.
     for kind in [15, 16, 33, 2, 6, 5, 255, 252, 41, 0, 65_280] {
-        let (message, event) = look_up(&names, "example.com", kind);
+        let (message, event) = look_up(&server, "example.com", kind);
         assert_eq!(
             message.metadata.response_code,
             ResponseCode::Refused,
             "{kind}"
         );
         let event = event.unwrap();
-        assert_eq!(event.verdict, Some(Word::Deny));
+        assert_eq!(event.verdict, Some(VerdictKind::Deny));
         assert_eq!(event.reason, Some(Reason::DnsType));
         assert_eq!(event.host.as_deref(), Some("example.com"));
     }
-    let (_, event) = look_up(&names, "example.com", 65_280);
+    let (_, event) = look_up(&server, "example.com", 65_280);
     assert_eq!(event.unwrap().method.as_deref(), Some("TYPE65280"));
-    let refused = Outcome::Refused;
-    assert_eq!(names.metrics.count_of(refused, Some(RecordType::TXT)), 1);
-    let other = names.metrics.count_of(refused, Some(RecordType::AXFR));
+    let refused = QueryOutcome::Refused;
+    assert_eq!(server.metrics.count_of(refused, Some(RecordType::TXT)), 1);
+    let other = server.metrics.count_of(refused, Some(RecordType::AXFR));
     assert_eq!(other, 5, "types without a label of their own share one");
 }
 
 #[test]
-fn a_listed_type_is_empty_where_nothing_leaves_and_any_cannot_be_listed() {
+fn listed_type_is_empty_in_synthetic_mode_and_any_refused() {
     let mut settings = Settings::default();
     settings.egress.dns.extra_types = ["TXT", "ANY", "AXFR", "TYPE99"].map(String::from).to_vec();
-    let names = names_with(settings);
+    let server = server_with(settings);
     for (kind, code) in [
         (16, ResponseCode::NoError),
         (99, ResponseCode::NoError),
         (255, ResponseCode::Refused),
         (252, ResponseCode::Refused),
     ] {
-        let (message, _) = look_up(&names, "example.com", kind);
+        let (message, _) = look_up(&server, "example.com", kind);
         assert_eq!(message.metadata.response_code, code, "{kind}");
         assert!(message.answers.is_empty());
     }
 }
 
 #[test]
-fn a_stranger_is_refused_whatever_it_says() {
-    let names = names();
+fn unknown_client_is_refused_for_any_query() {
+    let server = server();
     let denial = Denial::new(Reason::IdentityExpired, "identity");
-    let stranger = Asker::Unknown(denial);
+    let unknown = QueryClient::Unknown(denial);
     let good = query("example.com", 1, None);
     for bytes in [good.clone(), good[..20].to_vec()] {
-        let answered = ask(&names, &stranger, &bytes, &UDP).unwrap();
+        let answered = answer_now(&server, &unknown, &bytes, &UDP).unwrap();
         let message = Message::from_vec(&answered.bytes).unwrap();
         assert_eq!(message.metadata.response_code, ResponseCode::Refused);
         let event = answered.event.unwrap();
@@ -249,8 +262,8 @@ fn a_stranger_is_refused_whatever_it_says() {
 }
 
 #[test]
-fn names_that_policy_cannot_read_are_refused() {
-    let names = names();
+fn invalid_host_names_are_refused() {
+    let server = server();
     for (name, code, reason) in [
         ("a b.test", ResponseCode::Refused, Reason::BadName),
         ("-a.test", ResponseCode::Refused, Reason::BadName),
@@ -262,33 +275,37 @@ fn names_that_policy_cannot_read_are_refused() {
         ("0x7f.1", ResponseCode::NXDomain, Reason::IpLiteral),
         ("a.b.1.2.3.4", ResponseCode::Refused, Reason::BadName),
     ] {
-        let (message, event) = look_up(&names, name, 1);
+        let (message, event) = look_up(&server, name, 1);
         assert_eq!(message.metadata.response_code, code, "{name:?}");
         let event = event.unwrap();
         assert_eq!(event.reason, Some(reason), "{name:?}");
         let host = event.host.unwrap();
         assert!(host.bytes().all(|b| b.is_ascii_graphic()), "{host:?}");
     }
-    // One label with a dot inside must not read as two.
+    // One label that contains a dot must not be read as two.
     let mut dotted = query("evil-allowed.test", 1, None);
     dotted[12 + 5] = b'.';
-    let answered = ask(&names, &known("one"), &dotted, &UDP).unwrap();
+    let answered = answer_now(&server, &client("one"), &dotted, &UDP).unwrap();
     assert_eq!(answered.event.unwrap().reason, Some(Reason::BadName));
 }
 
 #[test]
-fn what_is_no_query_is_answered_by_its_header_or_not_at_all() {
-    let names = names();
-    let one = known("one");
+fn malformed_query_gets_header_only_answer_or_none() {
+    let server = server();
+    let one = client("one");
     let good = query("example.com", 1, Some(1232));
     let with = |at: usize, byte: u8| {
         let mut bytes = good.clone();
         bytes[at] = byte;
         bytes
     };
-    assert_eq!(ask(&names, &one, b"", &UDP), None);
-    assert_eq!(ask(&names, &one, &good[..11], &UDP), None);
-    assert_eq!(ask(&names, &one, &with(2, 0x81), &UDP), None, "an answer");
+    assert_eq!(answer_now(&server, &one, b"", &UDP), None);
+    assert_eq!(answer_now(&server, &one, &good[..11], &UDP), None);
+    assert_eq!(
+        answer_now(&server, &one, &with(2, 0x81), &UDP),
+        None,
+        "an answer"
+    );
 
     let mut pointer_loop = good[..12].to_vec();
     pointer_loop.extend([0xc0, 12, 0, 1, 0, 1]);
@@ -304,7 +321,7 @@ fn what_is_no_query_is_answered_by_its_header_or_not_at_all() {
         (with(4, 255), ResponseCode::FormErr), // thousands
         (with(7, 1), ResponseCode::FormErr),   // an answer inside
         (with(9, 1), ResponseCode::FormErr),   // an authority
-        (with(11, 9), ResponseCode::FormErr),  // fewer records than said
+        (with(11, 9), ResponseCode::FormErr),  // fewer records than announced
         (with(12, 0xc0), ResponseCode::FormErr),
         (with(12, 0x40), ResponseCode::FormErr),
         (pointer_loop, ResponseCode::FormErr),
@@ -312,7 +329,7 @@ fn what_is_no_query_is_answered_by_its_header_or_not_at_all() {
         (good[..20].to_vec(), ResponseCode::FormErr),
         (good[..12].to_vec(), ResponseCode::FormErr),
     ] {
-        let answered = ask(&names, &one, &bytes, &UDP).unwrap();
+        let answered = answer_now(&server, &one, &bytes, &UDP).unwrap();
         assert_eq!(answered.bytes.len(), 12, "{bytes:02x?}");
         assert_eq!(answered.bytes[..2], [0x12, 0x34]);
         assert_eq!(answered.bytes[2] & 0xf8, 0x80 | (bytes[2] & 0x78));
@@ -320,30 +337,30 @@ fn what_is_no_query_is_answered_by_its_header_or_not_at_all() {
         assert_eq!(answered.event.unwrap().reason, Some(Reason::Framing));
     }
     let version_one = with(good.len() - 5, 1);
-    let answered = ask(&names, &one, &version_one, &UDP).unwrap();
+    let answered = answer_now(&server, &one, &version_one, &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     // 16 has two names.
     assert_eq!(u16::from(message.metadata.response_code), 16);
     assert_eq!(message.edns.unwrap().version(), 0);
     // Class CHAOS, as in `version.bind`.
     let chaos = with(good.len() - 12, 3);
-    let answered = ask(&names, &one, &chaos, &UDP).unwrap();
+    let answered = answer_now(&server, &one, &chaos, &UDP).unwrap();
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.metadata.response_code, ResponseCode::Refused);
 }
 
 #[test]
-fn a_client_that_speaks_edns_hears_why() {
-    let names = names();
-    let asked = query("example.com", 255, Some(4096));
-    let answered = ask(&names, &known("one"), &asked, &UDP).unwrap();
+fn refusal_reason_is_sent_to_edns_clients_only() {
+    let server = server();
+    let bytes_sent = query("example.com", 255, Some(4096));
+    let answered = answer_now(&server, &client("one"), &bytes_sent, &UDP).unwrap();
     let text = String::from_utf8_lossy(&answered.bytes);
     assert!(text.contains("dns_type"), "{text:?}");
     let message = Message::from_vec(&answered.bytes).unwrap();
     assert_eq!(message.edns.unwrap().max_payload(), 1232);
-    let plain = ask(
-        &names,
-        &known("one"),
+    let plain = answer_now(
+        &server,
+        &client("one"),
         &query("example.com", 255, None),
         &UDP,
     )
@@ -352,33 +369,33 @@ fn a_client_that_speaks_edns_hears_why() {
 }
 
 #[test]
-fn a_datagram_is_cut_at_the_clients_size_and_a_stream_is_not() {
+fn answer_is_truncated_over_udp_and_complete_over_tcp() {
     let many = || {
         let records = (0..200).map(|n| RData::A(A(Ipv4Addr::new(192, 0, 2, n))));
         Reply::with(records.collect(), 60)
     };
-    for (size, transport, most, whole) in [
+    for (size, transport, max_size, complete) in [
         (None, Transport::Udp, 512, false),
         (Some(0), Transport::Udp, 512, false),
         (Some(65_535), Transport::Udp, 1232, false),
         (None, Transport::Tcp, 65_535, true),
     ] {
-        let asked = message::read(&query("example.com", 1, size))
+        let parsed = message::parse(&query("example.com", 1, size))
             .unwrap()
             .unwrap();
-        let bytes = asked.write(&many(), transport);
-        assert!(bytes.len() <= most, "{}", bytes.len());
+        let bytes = parsed.write(&many(), transport);
+        assert!(bytes.len() <= max_size, "{}", bytes.len());
         let message = Message::from_vec(&bytes).unwrap();
-        assert_eq!(message.metadata.truncation, !whole, "{size:?}");
-        assert_eq!(message.answers.len(), if whole { 200 } else { 0 });
+        assert_eq!(message.metadata.truncation, !complete, "{size:?}");
+        assert_eq!(message.answers.len(), if complete { 200 } else { 0 });
         assert_eq!(message.queries.len(), 1);
     }
     let records = (0..28).map(|n| RData::A(A(Ipv4Addr::new(192, 0, 2, n))));
     let fits = Reply::with(records.collect(), 60);
-    let asked = message::read(&query("example.com", 1, None))
+    let parsed = message::parse(&query("example.com", 1, None))
         .unwrap()
         .unwrap();
-    let bytes = asked.write(&fits, Transport::Udp);
+    let bytes = parsed.write(&fits, Transport::Udp);
     let message = Message::from_vec(&bytes).unwrap();
     assert_eq!(
         (message.metadata.truncation, message.answers.len()),
@@ -388,21 +405,21 @@ fn a_datagram_is_cut_at_the_clients_size_and_a_stream_is_not() {
 }
 
 #[test]
-fn in_forward_mode_a_denied_name_does_not_exist_whatever_the_type() {
-    let names = names();
-    let way = Way {
+fn denied_name_is_nxdomain_for_every_type_in_forward_mode() {
+    let server = server();
+    let context = QueryContext {
         mode: DnsMode::Forward,
         ..UDP
     };
     for kind in [1, 28, 65] {
-        let asked = query("secret.evil.test", kind, None);
-        let answered = ask(&names, &known("one"), &asked, &way).unwrap();
+        let bytes_sent = query("secret.evil.test", kind, None);
+        let answered = answer_now(&server, &client("one"), &bytes_sent, &context).unwrap();
         let message = Message::from_vec(&answered.bytes).unwrap();
         assert_eq!(message.metadata.response_code, ResponseCode::NXDomain);
         assert_eq!(message.authorities.len(), 1);
         let event = answered.event.unwrap();
         assert_eq!(event.kind, Kind::Dns);
-        assert_eq!(event.verdict, Some(Word::Deny));
+        assert_eq!(event.verdict, Some(VerdictKind::Deny));
         assert_eq!(event.reason, Some(Reason::HostDenied));
         assert_eq!(event.host.as_deref(), Some("secret.evil.test"));
         assert_eq!(event.sandbox, SandboxId::parse("one").ok());
@@ -410,7 +427,7 @@ fn in_forward_mode_a_denied_name_does_not_exist_whatever_the_type() {
 }
 
 #[test]
-fn a_reverse_name_is_an_address_only_when_it_is_whole() {
+fn reverse_name_is_parsed_only_when_complete() {
     for ip in ["192.0.2.1", "2001:db8::1", "::", "255.255.255.255"] {
         let ip: IpAddr = ip.parse().unwrap();
         assert_eq!(address_in(&Name::from(ip)), Some(ip));
@@ -425,8 +442,8 @@ fn a_reverse_name_is_an_address_only_when_it_is_whole() {
     }
 }
 
-/// Bytes that get past the header more often than chance would have it.
-fn nearly_a_query() -> impl Strategy<Value = Vec<u8>> {
+/// A valid query with a few changed bytes.
+fn mutated_query() -> impl Strategy<Value = Vec<u8>> {
     let name = proptest::collection::vec("[a-zA-Z0-9_.-]{1,63}", 0..5);
     (
         name,
@@ -446,28 +463,28 @@ fn nearly_a_query() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic_wait_or_answer_too_much(
+    fn arbitrary_bytes_never_panic_wait_or_exceed_answer_size(
         bytes in prop_oneof![
-            nearly_a_query(),
+            mutated_query(),
             proptest::collection::vec(any::<u8>(), 0..600),
         ],
     ) {
-        let names = names();
-        for way in [UDP, TCP, Way { mode: DnsMode::Forward, ..UDP }] {
-            let answered = ask(&names, &known("one"), &bytes, &way);
+        let server = server();
+        for context in [UDP, TCP, QueryContext { mode: DnsMode::Forward, ..UDP }] {
+            let answered = answer_now(&server, &client("one"), &bytes, &context);
             let Some(answered) = answered else {
                 prop_assert!(bytes.len() < 12 || bytes[2] & 0x80 != 0);
                 continue;
             };
             prop_assert!(answered.bytes.len() <= 1232);
             let has_edns = Message::from_vec(&bytes).is_ok_and(|query| query.edns.is_some());
-            if !has_edns && way.transport == Transport::Udp {
+            if !has_edns && context.transport == Transport::Udp {
                 prop_assert!(answered.bytes.len() <= 512);
             }
             prop_assert_eq!(&answered.bytes[..2], &bytes[..2]);
-            prop_assert!(answered.bytes[2] & 0x80 != 0, "an answer, so that nobody answers it");
+            prop_assert!(answered.bytes[2] & 0x80 != 0, "the answer bit is set");
             prop_assert!(Message::from_vec(&answered.bytes).is_ok());
         }
-        exercise(&bytes);
+        fuzz_check(&bytes);
     }
 }

@@ -1,8 +1,7 @@
-//! The resolvers that the gate asks, and what they said.
+//! Client of the upstream resolvers, and parser of their answers.
 //!
-//! hickory carries the question (UDP, TCP after a cut answer, several servers). It does not
-//! follow aliases for us: a name that an answer points to is judged before anybody is asked
-//! about it.
+//! hickory transports the query (UDP, TCP after a truncated answer, several servers). It does not
+//! follow aliases: an alias is checked before it is queried.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,58 +18,60 @@ use hickory_resolver::{NameServerPool, PoolContext, TlsConfig};
 use policy::host::{Host, HostName};
 use policy::reason::Reason;
 
-/// Aliases in one answer.
-pub(super) const MOST_HOPS: usize = 8;
+/// Most aliases of one name.
+pub(super) const MAX_HOPS: usize = 8;
 
-/// Records that are taken from one answer.
-const MOST_RECORDS: usize = 64;
+/// Most records that are read from one answer.
+const MAX_RECORDS: usize = 64;
 
-/// How long an answer may be remembered, in seconds.
-const SHORTEST_TTL: u32 = 1;
-const LONGEST_TTL: u32 = 300;
-const LONGEST_EMPTY_TTL: u32 = 30;
+/// Limits of the time for which answers are cached, in seconds.
+const MIN_TTL: u32 = 1;
+const MAX_TTL: u32 = 300;
+const MAX_EMPTY_TTL: u32 = 30;
 
-/// What an upstream says about one name and type, and no more than that: the aliases from
-/// the name on, and what it found behind the last.
+/// The part of an upstream answer that belongs to the query: the chain of aliases from the queried
+/// name, and the result for the last one.
 #[derive(Clone, Debug)]
-pub(super) struct Segment {
+pub(super) struct AliasChain {
     pub(super) hops: Vec<HostName>,
-    pub(super) end: End,
+    pub(super) end: ChainEnd,
     pub(super) ttl: u32,
 }
 
-/// What stands at the end of the aliases.
+/// The result for the last alias.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum End {
+pub(super) enum ChainEnd {
     Records(Vec<RData>),
-    /// The name has none of this type.
+    /// The name has no records of this type.
     NoData,
     NoName,
-    /// The upstream did not say; somebody has to ask for the last alias.
-    Elsewhere,
+    /// The answer has no result for the last alias, which needs its own query.
+    Unresolved,
 }
 
-/// Why there is no answer.
+/// Why a query was not answered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UpstreamError {
     #[error("{0}")]
     NoServers(String),
-    #[error("no resolver could be asked: {0}")]
-    Ask(NetError),
-    #[error("a name cannot be read or written as a host's")]
+    #[error("querying the DNS resolver failed: {0}")]
+    Query(NetError),
+    #[error("the answer contains an invalid host name")]
     BadName,
-    #[error("the answer has more than {MOST_HOPS} aliases")]
+    #[error("the answer has more than {MAX_HOPS} aliases")]
     TooManyHops,
-    #[error("the resolver did not answer in time")]
-    Late,
+    #[error("the DNS resolver did not answer in time")]
+    Timeout,
 }
 
 impl UpstreamError {
     pub(super) fn reason(&self) -> Reason {
         match self {
             UpstreamError::NoServers(_) => Reason::ConnectFailed,
-            UpstreamError::Ask(NetError::Timeout) | UpstreamError::Late => Reason::UpstreamTimeout,
-            UpstreamError::Ask(_) => Reason::ConnectFailed,
+            UpstreamError::Query(NetError::Timeout) | UpstreamError::Timeout => {
+                Reason::UpstreamTimeout
+            }
+            UpstreamError::Query(_) => Reason::ConnectFailed,
             UpstreamError::BadName | UpstreamError::TooManyHops => Reason::BadName,
         }
     }
@@ -78,80 +79,82 @@ impl UpstreamError {
 
 type Pool = NameServerPool<TokioRuntimeProvider>;
 
-/// The resolvers as they are configured now.
+/// The configured upstream resolvers.
 pub(super) struct UpstreamResolvers {
-    patience: Duration,
-    held: ArcSwap<Held>,
+    timeout: Duration,
+    resolvers: ArcSwap<ResolverSet>,
 }
 
-/// Resolvers, and the way to ask them.
-struct Held {
+/// The servers of one configuration, and the connection pool to them.
+struct ResolverSet {
     servers: Result<Vec<SocketAddr>, String>,
     pool: Option<Pool>,
 }
 
 impl UpstreamResolvers {
-    /// Nobody yet; later resolvers that have `patience` for one answer.
-    pub(super) fn new(patience: Duration) -> Self {
+    /// Creates the client without resolvers. `timeout` is the timeout of one answer.
+    pub(super) fn new(timeout: Duration) -> Self {
         Self {
-            patience,
-            held: ArcSwap::from_pointee(Held {
+            timeout,
+            resolvers: ArcSwap::from_pointee(ResolverSet {
                 servers: Ok(Vec::new()),
                 pool: None,
             }),
         }
     }
 
-    /// Asks `servers` from now on. Those that stay keep what is known about them.
-    pub(super) fn follow(&self, servers: Result<Vec<SocketAddr>, String>) {
-        if self.held.load().servers == servers {
+    /// Replaces the resolvers. An unchanged list keeps the pool and its statistics.
+    pub(super) fn set_resolvers(&self, servers: Result<Vec<SocketAddr>, String>) {
+        if self.resolvers.load().servers == servers {
             return;
         }
-        let opened = match &servers {
+        let new_pool = match &servers {
             Ok(servers) => self.open(servers).map_err(|error| error.to_string()),
             Err(_) => Ok(None),
         };
-        self.held.store(Arc::new(match opened {
-            Ok(pool) => Held { servers, pool },
-            Err(error) => Held {
+        self.resolvers.store(Arc::new(match new_pool {
+            Ok(pool) => ResolverSet { servers, pool },
+            Err(error) => ResolverSet {
                 servers: Err(error),
                 pool: None,
             },
         }));
     }
 
-    /// Asks about one name, which its caller has judged. Nothing of the client's goes with
-    /// it but the name in lower case and the type.
-    pub(super) async fn ask(
+    /// Queries one name, which the caller has checked. The query contains nothing of the client's
+    /// query but the name in lower case and the type.
+    pub(super) async fn query(
         &self,
         name: &HostName,
         kind: RecordType,
-    ) -> Result<Segment, UpstreamError> {
-        let held = self.held.load_full();
-        let pool = match (&held.servers, &held.pool) {
+    ) -> Result<AliasChain, UpstreamError> {
+        let resolvers = self.resolvers.load_full();
+        let pool = match (&resolvers.servers, &resolvers.pool) {
             (Ok(_), Some(pool)) => pool,
             (Ok(_), None) => {
-                return Err(UpstreamError::NoServers("no resolver is known".to_owned()));
+                return Err(UpstreamError::NoServers(
+                    "no DNS resolver is configured".to_owned(),
+                ));
             }
             (Err(why), _) => return Err(UpstreamError::NoServers(why.clone())),
         };
         let query = Query::query(wire_name(name.as_str())?, kind);
         let options = DnsRequestOptions::default();
         match pool.lookup(query, options).first_answer().await {
-            Ok(response) => Segment::read(&response, name, kind),
+            Ok(response) => AliasChain::read(&response, name, kind),
             Err(NetError::Dns(DnsError::NoRecordsFound(none))) => {
                 let end = match none.response_code {
-                    ResponseCode::NXDomain => End::NoName,
-                    ResponseCode::NoError => End::NoData,
-                    _ => return Err(UpstreamError::Ask(DnsError::NoRecordsFound(none).into())),
+                    ResponseCode::NXDomain => ChainEnd::NoName,
+                    ResponseCode::NoError => ChainEnd::NoData,
+                    _ => return Err(UpstreamError::Query(DnsError::NoRecordsFound(none).into())),
                 };
-                Ok(Segment {
+                Ok(AliasChain {
                     hops: Vec::new(),
                     end,
                     ttl: empty_ttl(none.negative_ttl),
                 })
             }
-            Err(error) => Err(UpstreamError::Ask(error)),
+            Err(error) => Err(UpstreamError::Query(error)),
         }
     }
 
@@ -160,7 +163,7 @@ impl UpstreamResolvers {
             return Ok(None);
         }
         let mut options = ResolverOpts::default();
-        options.timeout = self.patience;
+        options.timeout = self.timeout;
         let tls = TlsConfig::new()?;
         let servers = servers.iter().map(|server| {
             let mut connections = vec![ConnectionConfig::udp(), ConnectionConfig::tcp()];
@@ -177,17 +180,17 @@ impl UpstreamResolvers {
     }
 }
 
-impl Segment {
-    /// Reads an answer: aliases one after the other, then what the last of them has. What
-    /// is not on that way was not asked for.
+impl AliasChain {
+    /// Reads an answer: the chain of aliases, then the records of the last one. All other records
+    /// are ignored.
     pub(super) fn read(
         message: &Message,
-        asked: &HostName,
+        queried: &HostName,
         kind: RecordType,
     ) -> Result<Self, UpstreamError> {
-        let mut at = wire_name(asked.as_str())?;
+        let mut at = wire_name(queried.as_str())?;
         let mut hops = Vec::new();
-        let mut ttl = LONGEST_TTL;
+        let mut ttl = MAX_TTL;
         while kind != RecordType::CNAME
             && let Some((alias, to)) =
                 message
@@ -198,7 +201,7 @@ impl Segment {
                         _ => None,
                     })
         {
-            if hops.len() >= MOST_HOPS {
+            if hops.len() >= MAX_HOPS {
                 return Err(UpstreamError::TooManyHops);
             }
             hops.push(host_name(&to.0).ok_or(UpstreamError::BadName)?);
@@ -209,7 +212,7 @@ impl Segment {
             .answers
             .iter()
             .filter(|record| record.name == at && record.record_type() == kind)
-            .take(MOST_RECORDS)
+            .take(MAX_RECORDS)
             .collect();
         let soa = message
             .authorities
@@ -220,7 +223,7 @@ impl Segment {
             });
         let end = if !found.is_empty() {
             ttl = found.iter().fold(ttl, |ttl, record| ttl.min(record.ttl));
-            End::Records(
+            ChainEnd::Records(
                 found
                     .into_iter()
                     .map(|record| record.data.clone())
@@ -228,12 +231,12 @@ impl Segment {
             )
         } else {
             let end = match message.metadata.response_code {
-                ResponseCode::NXDomain => End::NoName,
-                // An alias without anything behind it, and nobody who says so.
-                _ if soa.is_none() && !hops.is_empty() => End::Elsewhere,
-                _ => End::NoData,
+                ResponseCode::NXDomain => ChainEnd::NoName,
+                // An alias without records, and without an SOA record that confirms this.
+                _ if soa.is_none() && !hops.is_empty() => ChainEnd::Unresolved,
+                _ => ChainEnd::NoData,
             };
-            if end != End::Elsewhere {
+            if end != ChainEnd::Unresolved {
                 ttl = ttl.min(empty_ttl(soa));
             }
             end
@@ -241,24 +244,23 @@ impl Segment {
         Ok(Self {
             hops,
             end,
-            ttl: ttl.clamp(SHORTEST_TTL, LONGEST_TTL),
+            ttl: ttl.clamp(MIN_TTL, MAX_TTL),
         })
     }
 }
 
-fn empty_ttl(said: Option<u32>) -> u32 {
-    said.unwrap_or(SHORTEST_TTL)
-        .clamp(SHORTEST_TTL, LONGEST_EMPTY_TTL)
+fn empty_ttl(soa_ttl: Option<u32>) -> u32 {
+    soa_ttl.unwrap_or(MIN_TTL).clamp(MIN_TTL, MAX_EMPTY_TTL)
 }
 
-/// A name for the wire: its labels as they are, nothing in them has a meaning.
+/// Encodes a name for the wire. Characters in its labels are taken literally.
 pub(super) fn wire_name(name: &str) -> Result<Name, UpstreamError> {
     let labels = name.split('.').map(str::as_bytes);
     Name::from_labels(labels).map_err(|_| UpstreamError::BadName)
 }
 
-/// A name off the wire as policy reads it. A label with a dot inside would read as two, so
-/// only letters, digits, hyphens and underscores pass.
+/// Decodes a host name from the wire. A label that contains a dot would look like two labels, so
+/// only letters, digits, hyphens and underscores are accepted.
 pub(super) fn host_name(name: &Name) -> Option<HostName> {
     match host(name)? {
         Host::Name(name) => Some(name),
@@ -266,12 +268,12 @@ pub(super) fn host_name(name: &Name) -> Option<HostName> {
     }
 }
 
-/// As [`host_name`], where an address may come out too.
+/// Like [`host_name`], but the result may also be an IP address.
 pub(super) fn host(name: &Name) -> Option<Host> {
     let mut text = String::with_capacity(name.len());
     for label in name.iter() {
-        let plain = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        if !label.iter().all(plain) {
+        let is_allowed = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
+        if !label.iter().all(is_allowed) {
             return None;
         }
         if !text.is_empty() {
@@ -282,13 +284,13 @@ pub(super) fn host(name: &Name) -> Option<Host> {
     Host::parse(&text).ok()
 }
 
-/// See [`super::exercise`].
-pub(super) fn exercise(bytes: &[u8]) {
+/// See [`super::fuzz_check`].
+pub(super) fn fuzz_check(bytes: &[u8]) {
     let (Ok(message), Ok(Host::Name(name))) = (Message::from_vec(bytes), Host::parse("a.test"))
     else {
         return;
     };
     for kind in [RecordType::A, RecordType::AAAA, RecordType::TXT] {
-        drop(Segment::read(&message, &name, kind));
+        drop(AliasChain::read(&message, &name, kind));
     }
 }

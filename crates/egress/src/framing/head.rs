@@ -1,27 +1,27 @@
-//! The lines of a head, each checked once, when it is whole.
+//! Parser of a message head. Each line is checked once, when it is complete.
 
 use http::Uri;
 use memchr::{memchr, memrchr};
 
-use super::Limits;
+use super::HeadLimits;
 use super::fault::FaultKind;
 
-/// What follows a head.
+/// The body that follows a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// Nothing.
+    /// No body.
     Empty,
-    /// So many bytes, at least one.
+    /// A body of this length, which is not zero.
     Fixed(u64),
-    /// Chunks.
+    /// A chunked body.
     Chunked,
 }
 
-/// The most that hyper counts to is a little less than a u64 (it keeps some for itself);
-/// nineteen digits stay below it.
-const LENGTH_DIGITS: usize = 19;
+/// Most digits of a Content-Length. hyper's maximum is slightly below that of a u64; nineteen
+/// digits stay below it.
+const MAX_LENGTH_DIGITS: usize = 19;
 
-/// A head on its way in: the lines that were read, and what they said.
+/// The state of an incoming head: the lines that were read, and their relevant fields.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     lines: Lines,
@@ -36,29 +36,29 @@ pub(super) struct Head {
 #[derive(Clone, Copy, Debug)]
 struct RequestLine {
     connect: bool,
-    /// The target names its host itself: authority form or absolute form.
+    /// The target contains the host: authority form or absolute form.
     names_host: bool,
-    old: bool,
+    is_http10: bool,
 }
 
 impl Head {
-    /// Reads on in `bytes`, which begin where the head begins. Its length, once it is whole.
+    /// Continues in `bytes`, which start with the head. Returns its length once it is complete.
     pub(super) fn scan(
         &mut self,
         bytes: &[u8],
-        limits: &Limits,
+        limits: &HeadLimits,
     ) -> Result<Option<usize>, FaultKind> {
-        // Who speaks another protocol may never send a line.
+        // Checked before the first line ends: another protocol may never send a line.
         if bytes.first().is_some_and(|first| !is_token_byte(*first)) && self.request.is_none() {
             return Err(match bytes {
                 [b'\r' | b'\n', ..] => FaultKind::RequestLine,
                 _ => FaultKind::Method,
             });
         }
-        let (bytes, full) = within(bytes, limits.head);
+        let (bytes, is_full) = truncate(bytes, limits.head);
         loop {
             let Some(line) = self.lines.next(bytes)? else {
-                return if full {
+                return if is_full {
                     Err(FaultKind::HeadTooLong)
                 } else {
                     Ok(None)
@@ -73,12 +73,12 @@ impl Head {
                 if self.fields > limits.headers {
                     return Err(FaultKind::TooManyHeaders);
                 }
-                self.note(line)?;
+                self.read_field(line)?;
             }
         }
     }
 
-    fn note(&mut self, line: &[u8]) -> Result<(), FaultKind> {
+    fn read_field(&mut self, line: &[u8]) -> Result<(), FaultKind> {
         let (name, value) = field(line)?;
         if name.eq_ignore_ascii_case(b"host") {
             if self.host {
@@ -104,19 +104,19 @@ impl Head {
         Ok(())
     }
 
-    /// What a whole head says: what follows it, and whether the connection may stop speaking
-    /// HTTP after that.
-    pub(super) fn close(&self) -> Result<(Body, bool), FaultKind> {
+    /// The result of a complete head: its body, and whether the connection may switch protocols
+    /// after it.
+    pub(super) fn finish(&self) -> Result<(Body, bool), FaultKind> {
         let request = self.request.ok_or(FaultKind::RequestLine)?;
         // Python's urllib sends CONNECT with HTTP/1.0 and no Host.
-        let may_lack_host = request.old && request.names_host;
+        let may_lack_host = request.is_http10 && request.names_host;
         if !self.host && !may_lack_host {
             return Err(FaultKind::NoHost);
         }
         if self.chunked && self.length.is_some() {
             return Err(FaultKind::LengthAndCoding);
         }
-        if self.chunked && request.old {
+        if self.chunked && request.is_http10 {
             return Err(FaultKind::OldCoding);
         }
         let body = match self.length {
@@ -127,13 +127,16 @@ impl Head {
         if request.connect && body != Body::Empty {
             return Err(FaultKind::ConnectBody);
         }
-        // hyper too hears no Upgrade in HTTP/1.0.
-        Ok((body, request.connect || (self.upgrade && !request.old)))
+        // Like hyper, this ignores Upgrade in HTTP/1.0.
+        Ok((
+            body,
+            request.connect || (self.upgrade && !request.is_http10),
+        ))
     }
 }
 
 impl RequestLine {
-    fn read(line: &[u8], limits: &Limits) -> Result<Self, FaultKind> {
+    fn read(line: &[u8], limits: &HeadLimits) -> Result<Self, FaultKind> {
         if memchr(b'\r', line).is_some() {
             return Err(FaultKind::BareCarriageReturn);
         }
@@ -142,7 +145,7 @@ impl RequestLine {
         if !is_token(method) {
             return Err(FaultKind::Method);
         }
-        let old = match version {
+        let is_http10 = match version {
             b"HTTP/1.1" => false,
             b"HTTP/1.0" => true,
             _ => return Err(FaultKind::Version),
@@ -170,22 +173,22 @@ impl RequestLine {
         Ok(Self {
             connect,
             names_host,
-            old,
+            is_http10,
         })
     }
 }
 
-/// Where a section's lines end.
+/// Splits a head or trailers into lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Where the line begins that is not whole yet.
+    /// The start of the current, incomplete line.
     pub(super) start: usize,
-    /// No end of line before this.
+    /// There is no line end before this offset.
     scanned: usize,
 }
 
 impl Lines {
-    /// The next whole line of `bytes`, without its CRLF.
+    /// The next complete line of `bytes`, without its CRLF.
     pub(super) fn next<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<&'a [u8]>, FaultKind> {
         let unseen = bytes.get(self.scanned..).unwrap_or_default();
         let Some(at) = memchr(b'\n', unseen) else {
@@ -203,10 +206,10 @@ impl Lines {
     }
 }
 
-/// As much of a section as is read, and whether more would be too much: the same whether it
-/// came at once or in pieces.
-pub(super) fn within(bytes: &[u8], most: usize) -> (&[u8], bool) {
-    match bytes.get(..most) {
+/// Cuts a section at its size limit, and returns whether the limit is reached. The result does not
+/// depend on how the bytes were split.
+pub(super) fn truncate(bytes: &[u8], max_len: usize) -> (&[u8], bool) {
+    match bytes.get(..max_len) {
         Some(bytes) => (bytes, true),
         None => (bytes, false),
     }
@@ -226,7 +229,7 @@ pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), FaultKind> {
             _ => FaultKind::Name,
         });
     }
-    // No early way out, so that the compiler looks at many bytes at once.
+    // No early exit, so that the compiler can vectorise the loop.
     let controls = value
         .iter()
         .fold(false, |found, byte| found | is_control(*byte));
@@ -245,8 +248,8 @@ fn split(bytes: &[u8], at: Option<usize>) -> Option<(&[u8], &[u8])> {
     Some((before, rest.get(1..)?))
 }
 
-/// Without the spaces around it. A tab stays, and makes a framing header invalid: nobody
-/// writes one there in good faith.
+/// Removes surrounding spaces. A tab stays, and makes a framing header invalid: honest clients do
+/// not send one there.
 fn trim(mut value: &[u8]) -> &[u8] {
     while let [b' ', rest @ ..] | [rest @ .., b' '] = value {
         value = rest;
@@ -255,7 +258,8 @@ fn trim(mut value: &[u8]) -> &[u8] {
 }
 
 fn length(value: &[u8]) -> Option<u64> {
-    if value.is_empty() || value.len() > LENGTH_DIGITS || !value.iter().all(u8::is_ascii_digit) {
+    if value.is_empty() || value.len() > MAX_LENGTH_DIGITS || !value.iter().all(u8::is_ascii_digit)
+    {
         return None;
     }
     value.iter().try_fold(0u64, |sum, digit| {
@@ -293,10 +297,10 @@ fn is_token_byte(byte: u8) -> bool {
         )
 }
 
-/// What hyper takes as a path and a query, so that it never refuses one behind our back; but
-/// no fragment, which it would drop.
+/// Whether hyper accepts the path and query, so that it never refuses one that the guard passed. A
+/// fragment is refused, because hyper would drop it.
 fn is_path(target: &[u8]) -> bool {
-    // What nearly every target is made of; the rest is left to the parser, which allocates.
+    // Covers nearly every target; the others go to the URI parser, which allocates.
     let plain = |byte: &u8| {
         byte.is_ascii_alphanumeric()
             || matches!(

@@ -1,4 +1,4 @@
-//! The guard alone: what it lets through, what it refuses, however it arrives.
+//! Tests of the guard alone: accepted and refused messages, in every split.
 
 mod fork;
 mod hyper;
@@ -6,12 +6,12 @@ mod pipelines;
 
 use super::*;
 
-/// What comes out of a connection, and its fault, in steps of so many bytes.
+/// The output and the fault of a connection that delivers `step` bytes at a time.
 fn run(bytes: &[u8], step: usize) -> Exercise {
     Exercise::run(bytes, step)
 }
 
-/// In pieces of every length, so that it is cut at every byte.
+/// Runs the check for pieces of every length, so that the input is split at every byte.
 fn for_all_splits(bytes: &[u8], check: impl Fn(Exercise)) {
     for step in 1..=bytes.len().min(200) {
         check(run(bytes, step));
@@ -19,31 +19,31 @@ fn for_all_splits(bytes: &[u8], check: impl Fn(Exercise)) {
     check(run(bytes, usize::MAX));
 }
 
-fn is_passed(message: &str) {
+fn assert_passed(message: &str) {
     for_all_splits(message.as_bytes(), |seen| {
         assert_eq!(seen.fault, None, "{message:?}");
         assert_eq!(String::from_utf8_lossy(&seen.out), message);
     });
-    exercise(message.as_bytes());
+    fuzz_check(message.as_bytes());
 }
 
-/// `good` is passed, and the message that `bad` begins or goes on with is refused.
-fn is_refused(good: &str, bad: &str, what: FaultKind) {
+/// `good` is passed, and the message that starts or continues with `bad` is refused.
+fn assert_refused(good: &str, bad: &str, kind: FaultKind) {
     let bytes = format!("{good}{bad}");
     for_all_splits(bytes.as_bytes(), |seen| {
         let (_, fault) = seen.fault.unwrap_or_else(|| panic!("passed: {bytes:?}"));
-        assert_eq!(fault.what, what, "{bytes:?}");
+        assert_eq!(fault.kind, kind, "{bytes:?}");
         let out = seen.out.strip_suffix(STAND_IN).unwrap_or(&seen.out);
         assert_eq!(String::from_utf8_lossy(out), good, "{bytes:?}");
     });
-    exercise(bytes.as_bytes());
+    fuzz_check(bytes.as_bytes());
 }
 
-fn head_is_refused(head: &str, what: FaultKind) {
-    is_refused("", head, what);
-    // And as the second of a pipeline: the first is served.
+fn assert_head_refused(head: &str, kind: FaultKind) {
+    assert_refused("", head, kind);
+    // The same as the second message of a pipeline, whose first is served.
     let first = "POST /first HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n\r\nabc";
-    is_refused(first, head, what);
+    assert_refused(first, head, kind);
     let seen = run(format!("{first}{head}").as_bytes(), usize::MAX);
     assert_eq!(seen.fault.map(|(ordinal, _)| ordinal), Some(1));
     assert!(seen.out.ends_with(STAND_IN));
@@ -57,7 +57,7 @@ fn with(lines: &str) -> String {
 const CHUNKED: &str = "POST / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n";
 
 #[test]
-fn what_clients_send_passes_unchanged() {
+fn valid_messages_pass_unchanged() {
     for message in [
         "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n",
         "GET /?q=a|b{c}&%20 HTTP/1.1\r\nhost:a.test\r\nX-Empty:\r\nX-Tab: a\tb\r\n\r\n",
@@ -76,10 +76,10 @@ fn what_clients_send_passes_unchanged() {
         "CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\n\r\n",
         "",
     ] {
-        is_passed(message);
+        assert_passed(message);
         let first = "GET /first HTTP/1.1\r\nHost: a.test\r\n\r\n";
-        is_passed(&format!("{first}{message}"));
-        is_passed(&format!("{message}{first}"));
+        assert_passed(&format!("{first}{message}"));
+        assert_passed(&format!("{message}{first}"));
     }
     for body in [
         "0\r\n\r\n",
@@ -88,19 +88,19 @@ fn what_clients_send_passes_unchanged() {
         "a\r\n0\r\n\r\nGET /\r\n00A\r\n0123456789\r\n0\r\n\r\n",
         "1\r\na\r\n0\r\nX-Checksum: 1\r\nX-Other:\r\n\r\n",
     ] {
-        is_passed(&format!("{CHUNKED}{body}"));
-        is_passed(&format!("{CHUNKED}{body}{CHUNKED}{body}"));
+        assert_passed(&format!("{CHUNKED}{body}"));
+        assert_passed(&format!("{CHUNKED}{body}{CHUNKED}{body}"));
     }
-    is_passed(&format!(
+    assert_passed(&format!(
         "{}0\r\n\r\n",
         CHUNKED.replace(": chunked", ":  CHUNKED ")
     ));
 }
 
 #[test]
-fn a_bad_request_line_is_refused() {
+fn invalid_request_line_is_refused() {
     let rest = "\r\nHost: a.test\r\n\r\n";
-    for (line, what) in [
+    for (line, kind) in [
         ("GET /", FaultKind::RequestLine),
         ("GET", FaultKind::RequestLine),
         ("GET  / HTTP/1.1", FaultKind::RequestLine),
@@ -141,13 +141,13 @@ fn a_bad_request_line_is_refused() {
         ("GET / HTTP/1.1\r", FaultKind::BareCarriageReturn),
         ("GET / HTTP/1.1\nX: y", FaultKind::BareLineFeed),
     ] {
-        head_is_refused(&format!("{line}{rest}"), what);
+        assert_head_refused(&format!("{line}{rest}"), kind);
     }
 }
 
 #[test]
-fn a_bad_header_line_is_refused() {
-    for (lines, what) in [
+fn invalid_header_line_is_refused() {
+    for (lines, kind) in [
         ("X: y\n", FaultKind::BareLineFeed),
         ("X: y\nZ: w", FaultKind::BareLineFeed),
         ("X: y\rZ: w", FaultKind::BareCarriageReturn),
@@ -170,14 +170,14 @@ fn a_bad_header_line_is_refused() {
         ("X: \u{7f}y", FaultKind::Value),
         ("Transfer-Encoding: \u{b}chunked", FaultKind::Value),
     ] {
-        head_is_refused(&with(lines), what);
+        assert_head_refused(&with(lines), kind);
     }
-    head_is_refused("GET / HTTP/1.1\r\n Host: a.test\r\n\r\n", FaultKind::Fold);
+    assert_head_refused("GET / HTTP/1.1\r\n Host: a.test\r\n\r\n", FaultKind::Fold);
 }
 
 #[test]
-fn a_request_names_exactly_one_host() {
-    for (head, what) in [
+fn request_without_exactly_one_host_is_refused() {
+    for (head, kind) in [
         (with("Host: a.test"), FaultKind::TwoHosts),
         (with("hOST: b.test"), FaultKind::TwoHosts),
         ("GET / HTTP/1.1\r\n\r\n".into(), FaultKind::NoHost),
@@ -196,13 +196,13 @@ fn a_request_names_exactly_one_host() {
             FaultKind::TwoHosts,
         ),
     ] {
-        head_is_refused(&head, what);
+        assert_head_refused(&head, kind);
     }
 }
 
 #[test]
-fn a_length_that_can_be_read_in_two_ways_is_refused() {
-    for (lines, what) in [
+fn ambiguous_body_length_is_refused() {
+    for (lines, kind) in [
         (
             "Content-Length: 5\r\nContent-Length: 5",
             FaultKind::TwoLengths,
@@ -250,14 +250,14 @@ fn a_length_that_can_be_read_in_two_ways_is_refused() {
         ("Transfer-Encoding:\tchunked", FaultKind::Coding),
         ("Transfer-Encoding:", FaultKind::Coding),
     ] {
-        head_is_refused(&with(lines), what);
+        assert_head_refused(&with(lines), kind);
     }
-    head_is_refused(
+    assert_head_refused(
         "POST / HTTP/1.0\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n",
         FaultKind::OldCoding,
     );
     for line in ["Content-Length: 1", "Transfer-Encoding: chunked"] {
-        head_is_refused(
+        assert_head_refused(
             &format!("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n{line}\r\n\r\n"),
             FaultKind::ConnectBody,
         );
@@ -265,8 +265,8 @@ fn a_length_that_can_be_read_in_two_ways_is_refused() {
 }
 
 #[test]
-fn a_bad_chunk_ends_the_body_in_an_error() {
-    for (good, bad, what) in [
+fn invalid_chunk_ends_the_body_in_an_error() {
+    for (good, bad, kind) in [
         ("", "\r\n", FaultKind::ChunkSize),
         ("", ";a=b\r\n", FaultKind::ChunkSize),
         ("", "+3\r\nabc\r\n", FaultKind::ChunkSize),
@@ -298,8 +298,8 @@ fn a_bad_chunk_ends_the_body_in_an_error() {
         ),
         ("0\r\n", "X-Forwarded-Host: b\r\n\r\n", FaultKind::Trailer),
     ] {
-        is_refused(&format!("{CHUNKED}{good}"), bad, what);
-        // The fault is the second request's.
+        assert_refused(&format!("{CHUNKED}{good}"), bad, kind);
+        // The fault belongs to the second request.
         let seen = run(
             format!("{}{CHUNKED}{good}{bad}", with("X: y")).as_bytes(),
             7,
@@ -309,46 +309,42 @@ fn a_bad_chunk_ends_the_body_in_an_error() {
 }
 
 #[test]
-fn a_body_fault_is_an_error_that_names_it_and_stays() {
+fn body_fault_is_returned_by_every_later_read() {
     let bytes = format!("{CHUNKED}3\r\nabc!");
-    let pieces = Pieces {
+    let pieces = ChunkedReader {
         rest: bytes.as_bytes(),
         step: usize::MAX,
     };
-    let (mut guarded, faults) = Guarded::new(pieces, Limits::default());
+    let (mut guard, faults) = FramingGuard::new(pieces, HeadLimits::default());
     let mut cx = Context::from_waker(Waker::noop());
     let mut space = [0; 1024];
     let mut buf = ReadBuf::new(&mut space);
-    assert!(
-        Pin::new(&mut guarded)
-            .poll_read(&mut cx, &mut buf)
-            .is_ready()
-    );
+    assert!(Pin::new(&mut guard).poll_read(&mut cx, &mut buf).is_ready());
     assert_eq!(buf.filled(), bytes.trim_end_matches('!').as_bytes());
     for _ in 0..2 {
-        let Poll::Ready(Err(error)) = Pin::new(&mut guarded).poll_read(&mut cx, &mut buf) else {
+        let Poll::Ready(Err(error)) = Pin::new(&mut guard).poll_read(&mut cx, &mut buf) else {
             panic!("no error");
         };
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let fault = error.get_ref().unwrap().downcast_ref::<Fault>().unwrap();
-        assert_eq!(fault.what, FaultKind::ChunkEnd);
+        assert_eq!(fault.kind, FaultKind::ChunkEnd);
         assert!(fault.to_string().contains("CRLF"), "{fault}");
     }
-    assert_eq!(faults.take(1), None);
-    assert_eq!(faults.take(0).unwrap().what, FaultKind::ChunkEnd);
-    assert_eq!(faults.take(0), None, "it is told once");
+    assert_eq!(faults.take_fault(1), None);
+    assert_eq!(faults.take_fault(0).unwrap().kind, FaultKind::ChunkEnd);
+    assert_eq!(faults.take_fault(0), None, "a fault is returned once");
 }
 
 #[test]
-fn what_is_longer_than_the_limits_is_refused_and_what_just_fits_is_not() {
-    let limits = Limits::default();
+fn messages_above_size_limits_are_refused() {
+    let limits = HeadLimits::default();
     let fits = |name: &str, length: usize| {
         let value = "a".repeat(length - with(&format!("{name}: ")).len());
         with(&format!("{name}: {value}"))
     };
     let head = fits("X", limits.head);
     assert_eq!(head.len(), limits.head);
-    for (head, what) in [
+    for (head, kind) in [
         (head.clone(), None),
         (head.replace("X:", "XX:"), Some(FaultKind::HeadTooLong)),
         ("a".repeat(limits.head), Some(FaultKind::HeadTooLong)),
@@ -383,57 +379,53 @@ fn what_is_longer_than_the_limits_is_refused_and_what_just_fits_is_not() {
             let seen = run(head.as_bytes(), step);
             let (start, length) = (&head[..20], head.len());
             assert_eq!(
-                seen.fault.map(|(_, fault)| fault.what),
-                what,
+                seen.fault.map(|(_, fault)| fault.kind),
+                kind,
                 "{start} {length}"
             );
-            assert_eq!(what.is_none(), seen.out == head.as_bytes());
+            assert_eq!(kind.is_none(), seen.out == head.as_bytes());
         }
     }
 }
 
 #[test]
-fn a_connection_that_ends_in_a_head_is_answered_and_in_a_body_just_ends() {
+fn connection_end_inside_a_head_is_a_fault() {
     let head = with("X: y");
     for cut in 1..head.len() {
-        is_refused("", &head[..cut], FaultKind::Cut);
-        is_refused(&head, &head[..cut], FaultKind::Cut);
+        assert_refused("", &head[..cut], FaultKind::Cut);
+        assert_refused(&head, &head[..cut], FaultKind::Cut);
     }
     for cut in ["", "3", "3\r\n", "3\r\nab", "3\r\nabc\r\n0\r\n"] {
-        is_passed(&format!("{CHUNKED}{cut}"));
+        assert_passed(&format!("{CHUNKED}{cut}"));
     }
-    // Trailers that were not whole are not handed on.
+    // Incomplete trailers are not passed on.
     let seen = run(format!("{CHUNKED}0\r\nX: y\r\n").as_bytes(), usize::MAX);
     assert_eq!(seen.out, format!("{CHUNKED}0\r\n").as_bytes());
     assert_eq!(seen.fault, None);
 }
 
 #[test]
-fn a_buffer_that_grew_is_given_back() {
+fn large_buffer_is_released_when_empty() {
     let head = with(&format!("X: {}", "a".repeat(32 * 1024)));
-    let pieces = Pieces {
+    let pieces = ChunkedReader {
         rest: head.as_bytes(),
         step: 1000,
     };
-    let (mut guarded, _faults) = Guarded::new(pieces, Limits::default());
+    let (mut guard, _faults) = FramingGuard::new(pieces, HeadLimits::default());
     let mut cx = Context::from_waker(Waker::noop());
     let mut space = [0; 1024];
     let mut out = 0;
     while out < head.len() {
         let mut buf = ReadBuf::new(&mut space);
-        assert!(
-            Pin::new(&mut guarded)
-                .poll_read(&mut cx, &mut buf)
-                .is_ready()
-        );
+        assert!(Pin::new(&mut guard).poll_read(&mut cx, &mut buf).is_ready());
         out += buf.filled().len();
     }
-    assert!(guarded.held.capacity() <= KEPT);
+    assert!(guard.held.capacity() <= MAX_IDLE_BUFFER);
 }
 
 // Issue 14, number 12.
 #[tokio::test]
-async fn guard_knows_whether_a_head_has_begun_and_not_ended() {
+async fn is_inside_head_is_true_for_incomplete_heads_only() {
     let whole = with("X: y");
     for (bytes, closed, is_inside) in [
         (String::new(), false, false),
@@ -443,35 +435,35 @@ async fn guard_knows_whether_a_head_has_begun_and_not_ended() {
         (format!("{whole}GET"), false, true),
         (format!("{CHUNKED}3\r\nab"), false, false),
         (format!("{CHUNKED}0\r\nX: y\r\n"), false, false),
-        // These reach the service, or are answered already.
+        // These requests reach the service, or are answered already.
         ("GET".to_owned(), true, false),
         ("GET / HTTP/1.1\nHost: a.test\r\n".to_owned(), false, false),
     ] {
         let (mut client, server) = tokio::io::duplex(4096);
-        let (mut guarded, faults) = Guarded::new(server, Limits::default());
+        let (mut guard, faults) = FramingGuard::new(server, HeadLimits::default());
         let mut cx = Context::from_waker(Waker::noop());
-        // In two pieces, as heads that take their time come.
+        // In two pieces, as slow heads arrive.
         let (first, second) = bytes.as_bytes().split_at(bytes.len() / 2);
         for piece in [first, second] {
             tokio::io::AsyncWriteExt::write_all(&mut client, piece)
                 .await
                 .unwrap();
-            read_all(&mut guarded, &mut cx);
+            read_all(&mut guard, &mut cx);
         }
         if closed {
             drop(client);
-            read_all(&mut guarded, &mut cx);
+            read_all(&mut guard, &mut cx);
         }
         assert_eq!(faults.is_inside_head(), is_inside, "{bytes:?}");
     }
 }
 
-/// Reads what there is.
-fn read_all(guarded: &mut Guarded<tokio::io::DuplexStream>, cx: &mut Context<'_>) {
+/// Reads all available bytes.
+fn read_all(guard: &mut FramingGuard<tokio::io::DuplexStream>, cx: &mut Context<'_>) {
     let mut space = [0; 1024];
     loop {
         let mut buf = ReadBuf::new(&mut space);
-        match Pin::new(&mut *guarded).poll_read(cx, &mut buf) {
+        match Pin::new(&mut *guard).poll_read(cx, &mut buf) {
             Poll::Ready(Ok(())) if !buf.filled().is_empty() => {}
             Poll::Ready(_) | Poll::Pending => return,
         }

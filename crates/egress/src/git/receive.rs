@@ -1,9 +1,9 @@
-//! A push at the gate: taken in whole, judged, and sent on or answered.
+//! Push inspection: spools a push completely, decides it, and forwards or refuses it.
 //!
 //! ```text
-//!   body ──▶ spool ──▶ commands ──▶ rules for refs ──▶ reader of objects ──▶ all rules ──▶ upstream
+//!   body ──▶ spool ──▶ commands ──▶ ref rules ──▶ pack reader ──▶ all rules ──▶ upstream
 //! ```
-//! Upstream sees no byte of it before the last of these says yes.
+//! Upstream receives no byte of a push before the last of these steps allows it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,117 +14,117 @@ use config::section::scan::GitAction;
 use decide::checks::Check;
 use decide::subject::{ObjectFacts, PushFacts, Subject};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
-use policy::answer::Answers;
+use policy::answer::ApprovalAnswers;
 use policy::host::Host;
 use policy::ports::Pack;
-use policy::push::{self, Case, Findings, Restricted, Sighting};
+use policy::push::{self, Findings, PushContext, RestrictedPathChange, SecretFinding};
 use policy::reason::Reason;
 use policy::refs::{RefFacts, RefUpdate};
 use policy::registration::Registration;
 use policy::verdict::{Denial, Question, Verdict};
 
-use super::arriving;
-use super::upstream::{Breadth, Known, Upstream};
+use super::push_body;
+use super::upstream_trees::{TreeScope, UpstreamRepository, UpstreamTrees};
 use crate::admission;
-use crate::branches::Place;
-use crate::git_protocol::intake::{Coding, Taken};
-use crate::git_protocol::push::{Capabilities, Head, Parsed, Push};
-use crate::git_protocol::report::{self, Reader};
+use crate::branches::RemoteRepository;
+use crate::git_protocol::push::{ParsedPush, Push, PushCapabilities, PushHead};
+use crate::git_protocol::push_spooler::{PushEncoding, SpooledPush};
+use crate::git_protocol::report::{self, ReportReader};
 use crate::git_protocol::size;
 use crate::message::BodyState;
-use crate::refusal::{Refusal, RejectedPush};
+use crate::refusal::{RejectedPush, RequestRefusal};
 use crate::request_cx::RequestCx;
 use crate::request_log::RequestLog;
-use crate::response_filters::git_report::Sent;
+use crate::response_filters::git_report::ForwardedPush;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 use crate::spool::Spool;
 use crate::stage::Stage;
 
-/// What a push calls itself.
-const PUSH_TYPE: &[u8] = b"application/x-git-receive-pack-request";
+/// Content type of a push.
+const PUSH_CONTENT_TYPE: &[u8] = b"application/x-git-receive-pack-request";
 
-/// How many reasons are told beside the first.
-const MOST_TOLD: usize = 8;
+/// Maximum number of refusal messages after the first one.
+const MAX_FURTHER_MESSAGES: usize = 8;
 
-/// How many refs of a push are on record.
-const MOST_RECORDED: usize = 32;
+/// Maximum number of refs in the audit record of a push.
+const MAX_RECORDED_REFS: usize = 32;
 
-/// A push that comes in, and where it is to go.
-pub(crate) struct Arrival<'a> {
+/// A received push and its destination.
+pub(crate) struct IncomingPush<'a> {
     pub(crate) registration: &'a Registration,
     pub(crate) host: &'a Host,
-    /// The name of the repository.
+    /// Repository name.
     pub(crate) repo: &'a str,
-    /// The largest size.
+    /// Maximum size in bytes.
     pub(crate) limit: u64,
-    /// Where what it is compared with can be asked for.
-    pub(crate) upstream: Option<&'a Upstream<'a>>,
+    /// Upstream repository that is queried for the trees to compare the push with.
+    pub(crate) upstream: Option<&'a UpstreamRepository<'a>>,
 }
 
-/// What was decided about a push.
+/// The decision about a push.
 pub(crate) enum PushVerdict {
-    /// It may go on. What is to be remembered of it; nothing of a probe.
-    Allow(Option<Box<Sent>>),
-    /// The operator decides; and how a refusal would be answered.
-    Ask(Box<Question>, Capabilities, Vec<RefUpdate>),
+    /// The push may be forwarded. None for a probe, which changes no ref.
+    Allow(Option<Box<ForwardedPush>>),
+    /// The operator decides. The capabilities and updates are for the report of a refusal.
+    Ask(Box<Question>, PushCapabilities, Vec<RefUpdate>),
 }
 
-/// Takes the body of a push in, unless it was taken in before.
-pub(crate) async fn take_in(
+/// Spools the body of a push, unless an earlier attempt has spooled it.
+pub(crate) async fn spool_push(
     cx: &RequestCx,
     body: BodyState,
-    coding: Coding,
+    encoding: PushEncoding,
     limit: u64,
-) -> Result<Taken, Refusal> {
+) -> Result<SpooledPush, RequestRefusal> {
     match body {
-        BodyState::Pushed(taken) => Ok(*taken),
-        other => arriving::take_in(cx, other.into_content(), coding, limit).await,
+        BodyState::Pushed(spooled) => Ok(*spooled),
+        other => push_body::spool(cx, other.into_content(), encoding, limit).await,
     }
 }
 
-/// Decides about a push that was taken in, wherever it goes: the cheapest checks first.
-pub(crate) async fn judge(
+/// Decides about a spooled push to a host or to a mirror. The cheapest checks come first.
+pub(crate) async fn decide_push(
     cx: &RequestCx,
-    arrival: &Arrival<'_>,
-    taken: &Taken,
-    answers: &Answers,
-    paid: &mut bool,
-    trail: &mut RequestLog,
-) -> Result<PushVerdict, Refusal> {
-    let Push { head, pack } = match &taken.parsed {
-        Parsed::Push(push) => push,
-        Parsed::Probe => {
-            trail.event.event = Some("probe".to_owned());
+    arrival: &IncomingPush<'_>,
+    spooled: &SpooledPush,
+    answers: &ApprovalAnswers,
+    token_taken: &mut bool,
+    log: &mut RequestLog,
+) -> Result<PushVerdict, RequestRefusal> {
+    let Push { head, pack } = match &spooled.parsed {
+        ParsedPush::Push(push) => push,
+        ParsedPush::Probe => {
+            log.event.event = Some("probe".to_owned());
             return Ok(PushVerdict::Allow(None));
         }
     };
     let names = head.updates.iter().map(|update| update.name.to_string());
-    trail.event.refs = names.take(MOST_RECORDED).collect();
-    let Arrival {
+    log.event.refs = names.take(MAX_RECORDED_REFS).collect();
+    let IncomingPush {
         registration,
         host,
         repo,
         limit,
         upstream,
     } = *arrival;
-    let place = Place {
+    let repository = RemoteRepository {
         host: host.to_string(),
         repo: repo.to_owned(),
     };
-    let refuse = |denial| refused(denial, head.capabilities, &head.updates);
-    if !*paid {
+    let refuse = |denial| push_refusal(denial, head.capabilities, &head.updates);
+    if !*token_taken {
         admission::take_push(cx).map_err(refuse)?;
-        *paid = true;
+        *token_taken = true;
     }
     let (services, sandbox) = (&cx.services, &cx.sandbox);
     let branches = &sandbox.branches;
     branches
-        .recall(services.audit().as_ref(), sandbox.id())
+        .load_once(services.audit().as_ref(), sandbox.id())
         .await;
     let case = case(&cx.snapshot.settings, head);
-    let refs = facts(sandbox, &case, &place);
-    let bytes = taken.spool.len();
+    let refs = ref_facts(sandbox, &case, &repository);
+    let bytes = spooled.spool.len();
     let push = |objects| PushFacts {
         registration,
         host,
@@ -141,18 +141,18 @@ pub(crate) async fn judge(
     by_refs.refusal().map_err(refuse)?;
     let rules = cx.snapshot.settings.push_rules(registration.auth_mode);
     let findings = if rules.wants_findings(&case) {
-        let waiting = Waiting {
-            spool: &taken.spool,
+        let pack_source = PackSource {
+            spool: &spooled.spool,
             pack: *pack,
             upstream,
         };
-        let read = read_objects(services, &case, &place, &waiting).await;
+        let read = read_objects(services, &case, &repository, &pack_source).await;
         Some(read.map_err(refuse)?)
     } else {
         None
     };
     if let Some(found) = &findings {
-        veil(&mut trail.event.refs, found);
+        redact_refs(&mut log.event.refs, found);
     }
     let objects = findings
         .as_ref()
@@ -167,10 +167,14 @@ pub(crate) async fn judge(
         && (passes || by_bundle)
     {
         let secrets = found.secrets.len();
-        tracing::warn!(sandbox = %sandbox.id(), secrets, "a push with secrets passes, as configured");
-        trail.event.event = Some("secrets_noted".to_owned());
+        tracing::warn!(
+            sandbox = %sandbox.id(),
+            secrets,
+            "git push with secrets allowed by configuration"
+        );
+        log.event.event = Some("secrets_noted".to_owned());
     }
-    cx.record_bundles(&decided, trail).await;
+    cx.record_bundles(&decided, log).await;
     if let Verdict::Ask(question) = decided.verdict {
         let (capabilities, updates) = (head.capabilities, head.updates.clone());
         return Ok(PushVerdict::Ask(question, capabilities, updates));
@@ -179,85 +183,90 @@ pub(crate) async fn judge(
     let mut talk = Vec::new();
     if bytes > cx.snapshot.settings.policy.git.push_limits.warning_bytes {
         tracing::warn!(sandbox = %sandbox.id(), repo, bytes, "git push is above the warning size");
-        trail.event.event = Some("large_push".to_owned());
+        log.event.event = Some("large_push".to_owned());
         if head.capabilities.side_band {
-            report::talk(&mut talk, &size::warning(bytes, limit));
+            report::write_message(&mut talk, &size::warning(bytes, limit));
         }
     }
-    Ok(PushVerdict::Allow(Some(Box::new(Sent {
+    Ok(PushVerdict::Allow(Some(Box::new(ForwardedPush {
         services: Arc::clone(services),
         sandbox: Arc::clone(sandbox),
-        place,
-        reader: Reader::new(head.capabilities),
+        repository,
+        reader: ReportReader::new(head.capabilities),
         capabilities: head.capabilities,
         updates: head.updates.clone(),
-        talk,
-        tally: Arc::clone(&trail.tally),
+        gate_messages: talk,
+        tally: Arc::clone(&log.tally),
     }))))
 }
 
-/// How the body of a push is coded. What is not known cannot be read.
-pub(crate) fn coding_of(headers: &HeaderMap) -> Result<Coding, Refusal> {
+/// The encoding of a push body. Unknown encodings are refused.
+pub(crate) fn push_encoding(headers: &HeaderMap) -> Result<PushEncoding, RequestRefusal> {
     let malformed = |why: &str| {
-        let denial = Denial::new(Reason::GitMalformed, "git:form").saying(why);
-        Refusal::new(Stage::Git, denial)
+        let denial = Denial::new(Reason::GitMalformed, "git:form").with_message(why);
+        RequestRefusal::new(Stage::Git, denial)
     };
     let kind = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
-    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case(PUSH_TYPE)) {
-        return Err(malformed("What is sent to git-receive-pack is a push."));
+    if !kind.is_some_and(|kind| kind.eq_ignore_ascii_case(PUSH_CONTENT_TYPE)) {
+        return Err(malformed(
+            "A request to git-receive-pack must have the content type of a push.",
+        ));
     }
-    let mut codings = headers.get_all(CONTENT_ENCODING).iter();
-    match (codings.next().map(HeaderValue::as_bytes), codings.next()) {
-        (None, _) => Ok(Coding::Plain),
-        (Some(word), None) if word.eq_ignore_ascii_case(b"identity") => Ok(Coding::Plain),
-        (Some(word), None)
-            if word.eq_ignore_ascii_case(b"gzip") || word.eq_ignore_ascii_case(b"x-gzip") =>
+    let mut encodings = headers.get_all(CONTENT_ENCODING).iter();
+    match (
+        encodings.next().map(HeaderValue::as_bytes),
+        encodings.next(),
+    ) {
+        (None, _) => Ok(PushEncoding::Plain),
+        (Some(name), None) if name.eq_ignore_ascii_case(b"identity") => Ok(PushEncoding::Plain),
+        (Some(name), None)
+            if name.eq_ignore_ascii_case(b"gzip") || name.eq_ignore_ascii_case(b"x-gzip") =>
         {
-            Ok(Coding::Gzip)
+            Ok(PushEncoding::Gzip)
         }
         _ => Err(malformed(
-            "This push is compressed in a way that is not read here. Use gzip, or none.",
+            "The push has an unsupported Content-Encoding. Use gzip or no compression.",
         )),
     }
 }
 
-/// No, for every ref, in the form that the client reads.
-pub(crate) fn refused(
+/// The refusal of a push, as a report about every ref.
+pub(crate) fn push_refusal(
     denial: Denial,
-    capabilities: Capabilities,
+    capabilities: PushCapabilities,
     updates: &[RefUpdate],
-) -> Refusal {
+) -> RequestRefusal {
     let code = denial.reason.code();
     let refused = denial.refs();
-    // A push may have thousands of refs.
-    let own: BTreeMap<&[u8], Reason> = refused
+    // A map, because a push may have thousands of refs.
+    let own_reasons: BTreeMap<&[u8], Reason> = refused
         .iter()
         .map(|one| (one.name.as_slice(), one.denial.reason))
         .collect();
     let refs = updates.iter().map(|update| {
         let name = update.name.as_bytes();
-        let why = match own.get(name) {
+        let message = match own_reasons.get(name) {
             Some(reason) => format!("palisade: {}", reason.code()),
             None if refused.is_empty() => format!("palisade: {code}"),
             None => "palisade: another ref of this push was refused".to_owned(),
         };
-        (name.to_vec(), why)
+        (name.to_vec(), message)
     });
-    let unmoved = RejectedPush {
+    let rejected = RejectedPush {
         capabilities,
         refs: refs.collect(),
         others: refused
             .iter()
             .skip(1)
-            .take(MOST_TOLD)
+            .take(MAX_FURTHER_MESSAGES)
             .map(|one| one.denial.message.clone())
             .collect(),
     };
-    Refusal::new(Stage::Git, denial).of_push(unmoved)
+    RequestRefusal::new(Stage::Git, denial).of_push(rejected)
 }
 
-fn case(settings: &Settings, head: &Head) -> Case {
-    Case {
+fn case(settings: &Settings, head: &PushHead) -> PushContext {
+    PushContext {
         format: head.format,
         updates: head.updates.clone(),
         options: head.options.clone(),
@@ -267,35 +276,43 @@ fn case(settings: &Settings, head: &Head) -> Case {
     }
 }
 
-/// Takes names that hold a secret off the record; all of them where not every place is known.
-fn veil(refs: &mut [String], found: &Findings) {
-    for (at, name) in refs.iter_mut().enumerate() {
-        let is_named = |one: &Sighting| one.place == push::Place::Ref(at);
-        if found.more_secrets || found.secrets.iter().any(is_named) {
+/// Removes ref names that contain a secret from the audit record, and all names if the list of
+/// findings is incomplete.
+fn redact_refs(refs: &mut [String], found: &Findings) {
+    for (index, name) in refs.iter_mut().enumerate() {
+        let is_in_name =
+            |sighting: &SecretFinding| sighting.place == push::SecretLocation::Ref(index);
+        if found.more_secrets || found.secrets.iter().any(is_in_name) {
             "(held back)".clone_into(name);
         }
     }
 }
 
-fn facts(sandbox: &SandboxState, case: &Case, place: &Place) -> Vec<RefFacts> {
+fn ref_facts(
+    sandbox: &SandboxState,
+    case: &PushContext,
+    repository: &RemoteRepository,
+) -> Vec<RefFacts> {
     let updates = case.updates.iter();
     updates
         .map(|update| RefFacts {
             exists_upstream: None,
-            made_by_this_sandbox: sandbox.branches.has(place, &update.name.to_string()),
+            made_by_this_sandbox: sandbox
+                .branches
+                .contains(repository, &update.name.to_string()),
             is_fast_forward: None,
         })
         .collect()
 }
 
-/// A push that waits, and where what it is compared with can be asked for.
-struct Waiting<'a> {
+/// The pack of a spooled push, and the upstream that has the trees to compare it with.
+struct PackSource<'a> {
     spool: &'a Spool,
     pack: Option<u64>,
-    upstream: Option<&'a Upstream<'a>>,
+    upstream: Option<&'a UpstreamRepository<'a>>,
 }
 
-impl Waiting<'_> {
+impl PackSource<'_> {
     fn pack(&self) -> Result<Option<Pack>, Denial> {
         let Some(at) = self.pack else {
             return Ok(None);
@@ -308,48 +325,50 @@ impl Waiting<'_> {
     }
 }
 
-impl Known {
-    /// The trees, as the reader takes them.
+impl UpstreamTrees {
+    /// The trees as a file for the pack reader.
     fn bases(&self) -> Result<Vec<File>, Denial> {
         let file = self.trees.file();
         Ok(vec![file.map_err(|error| push::unread(error.to_string()))?])
     }
 }
 
-/// Has the objects read. Where nobody can, the push is refused.
+/// Has the pack reader read the objects. Without a pack reader the push is refused.
 async fn read_objects(
     services: &Services,
-    case: &Case,
-    place: &Place,
-    waiting: &Waiting<'_>,
+    case: &PushContext,
+    repository: &RemoteRepository,
+    source: &PackSource<'_>,
 ) -> Result<Findings, Denial> {
-    let Some(judge) = services.pack_reader() else {
-        return Err(push::unread("this gate has nobody to read a pack"));
+    let Some(reader) = services.pack_reader() else {
+        return Err(push::unread("the gate has no pack reader"));
     };
     let mut case = case.clone();
-    let known = match waiting.upstream {
-        // That something is gone is only seen beside what was there.
-        Some(upstream) if !case.restricted.is_empty() && waiting.pack.is_some() => {
+    let trees = match source.upstream {
+        // A deleted path is only visible in comparison with upstream's trees.
+        Some(upstream) if !case.restricted.is_empty() && source.pack.is_some() => {
             let (format, updates) = (case.format, &case.updates);
-            upstream.trees(format, updates, place, Breadth::Near).await
+            upstream
+                .trees(format, updates, repository, TreeScope::OwnRefs)
+                .await
         }
         _ => None,
     };
-    let Some((known, upstream)) = known.zip(waiting.upstream) else {
-        return judge.read(&case, waiting.pack()?, Vec::new()).await;
+    let Some((trees, upstream)) = trees.zip(source.upstream) else {
+        return reader.read(&case, source.pack()?, Vec::new()).await;
     };
-    case.default_tip = known.default_tip;
-    let found = judge.read(&case, waiting.pack()?, known.bases()?).await?;
-    drop(known);
-    if found.restricted != Restricted::Unknown {
+    case.default_tip = trees.default_tip;
+    let found = reader.read(&case, source.pack()?, trees.bases()?).await?;
+    drop(trees);
+    if found.restricted != RestrictedPathChange::Unknown {
         return Ok(found);
     }
-    // It may begin at a branch of somebody else's.
+    // The push may be based on a branch that the sandbox did not create.
     let (format, updates) = (case.format, &case.updates);
-    let wider = upstream.trees(format, updates, place, Breadth::Branches);
-    let Some(known) = wider.await else {
+    let wider = upstream.trees(format, updates, repository, TreeScope::AllBranches);
+    let Some(trees) = wider.await else {
         return Ok(found);
     };
-    case.default_tip = known.default_tip;
-    judge.read(&case, waiting.pack()?, known.bases()?).await
+    case.default_tip = trees.default_tip;
+    reader.read(&case, source.pack()?, trees.bases()?).await
 }

@@ -1,44 +1,44 @@
-//! What upstream tells a client that wants to push, with one word more: `no-thin`.
+//! Adds the capability `no-thin` to upstream's receive-pack ref advertisement.
 //!
-//! A thin pack leaves out objects that upstream has. Whoever reads it has to have them, too,
-//! and the gate has not: so it asks for packs that hold all they speak of.
+//! A thin pack omits objects that upstream already has. The pack reader does not have these
+//! objects, so the gate makes clients send complete packs.
 
-use super::line::{self, Line};
+use super::pkt_line::{self, PktLine};
 
-/// What upstream calls it.
+/// Content type of a receive-pack advertisement.
 pub const CONTENT_TYPE: &str = "application/x-git-receive-pack-advertisement";
 
-/// How many lines may come before the first ref: the service, a flush, a version.
-const MOST_LINES: usize = 4;
+/// Maximum number of lines up to the first ref: service, flush, version, ref.
+const MAX_LINES: usize = 4;
 
-/// Adds the word as the bytes pass.
+/// Adds the capability to a stream of advertisement bytes.
 #[derive(Debug, Default)]
-pub struct Rewriter {
+pub struct AdvertisementRewriter {
     pending: Vec<u8>,
     lines: usize,
     done: bool,
 }
 
-impl Rewriter {
-    /// Takes the next bytes, and gives what may be passed on.
+impl AdvertisementRewriter {
+    /// Takes the next bytes. Returns the bytes that may be forwarded.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.pending.extend_from_slice(bytes);
         let mut out = Vec::with_capacity(self.pending.len() + 8);
         while !self.done {
-            let (length, rewritten) = match line::first(&self.pending) {
+            let (length, rewritten) = match pkt_line::first(&self.pending) {
                 Ok(None) => return out,
-                Ok(Some((Line::Data(data), length))) => (length, with_word(data)),
-                Ok(Some((Line::Flush, length))) => (length, None),
-                Ok(Some((Line::Other, _))) | Err(_) => {
+                Ok(Some((PktLine::Data(data), length))) => (length, with_no_thin(data)),
+                Ok(Some((PktLine::Flush, length))) => (length, None),
+                Ok(Some((PktLine::Other, _))) | Err(_) => {
                     self.done = true;
                     break;
                 }
             };
             let taken: Vec<u8> = self.pending.drain(..length).collect();
             self.lines += 1;
-            self.done = rewritten.is_some() || self.lines >= MOST_LINES;
+            self.done = rewritten.is_some() || self.lines >= MAX_LINES;
             match rewritten {
-                Some(data) => line::write(&mut out, &data),
+                Some(data) => pkt_line::write(&mut out, &data),
                 None => out.extend(taken),
             }
         }
@@ -46,24 +46,24 @@ impl Rewriter {
         out
     }
 
-    /// What is left at the end.
+    /// Returns the remaining bytes at the end of the stream.
     pub fn finish(&mut self) -> Vec<u8> {
         self.done = true;
         std::mem::take(&mut self.pending)
     }
 }
 
-/// The line of the first ref with the word; none where the line has no capabilities.
-fn with_word(data: &[u8]) -> Option<Vec<u8>> {
+/// The line of the first ref with `no-thin`; none if the line has no capabilities.
+fn with_no_thin(data: &[u8]) -> Option<Vec<u8>> {
     let at = data.iter().position(|byte| *byte == 0)?;
-    let text = line::chomp(data);
+    let text = pkt_line::chomp(data);
     let capabilities = text.get(at + 1..)?;
     let mut words = capabilities.split(|byte| *byte == b' ');
-    let known = words.any(|word| word == b"no-thin");
-    let word: &[u8] = if known { b"" } else { b" no-thin" };
+    let is_present = words.any(|word| word == b"no-thin");
+    let addition: &[u8] = if is_present { b"" } else { b" no-thin" };
     let end = data.get(text.len()..)?;
-    let whole = [text, word, end].concat();
-    Some(if whole.len() > line::MOST_DATA {
+    let whole = [text, addition, end].concat();
+    Some(if whole.len() > pkt_line::MAX_DATA {
         data.to_vec()
     } else {
         whole
@@ -78,17 +78,17 @@ mod tests {
 
     fn advertisement(lines: &[&str]) -> Vec<u8> {
         let mut bytes = Vec::new();
-        line::write(&mut bytes, b"# service=git-receive-pack\n");
-        line::flush(&mut bytes);
+        pkt_line::write(&mut bytes, b"# service=git-receive-pack\n");
+        pkt_line::flush(&mut bytes);
         for text in lines {
-            line::write(&mut bytes, text.as_bytes());
+            pkt_line::write(&mut bytes, text.as_bytes());
         }
-        line::flush(&mut bytes);
+        pkt_line::flush(&mut bytes);
         bytes
     }
 
     fn rewrite(bytes: &[u8], piece: usize) -> Vec<u8> {
-        let mut rewriter = Rewriter::default();
+        let mut rewriter = AdvertisementRewriter::default();
         let mut out = Vec::new();
         for piece in bytes.chunks(piece) {
             out.extend(rewriter.feed(piece));
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn the_first_ref_gains_a_word_and_the_rest_stays() {
-        let caps = |word| format!("11 refs/heads/main\0report-status ofs-delta{word}\n");
+    fn no_thin_is_added_to_the_first_ref_only() {
+        let caps = |more| format!("11 refs/heads/main\0report-status ofs-delta{more}\n");
         for version in [&[][..], &["version 1\n"]] {
             let lines = |first: &str| {
                 let all = [version, &[first, "22 refs/heads/two\n"]].concat();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_advertisement_passes_as_it_is() {
+    fn bytes_that_are_no_advertisement_pass_unchanged() {
         for bytes in [
             &b"<html>"[..],
             b"",
@@ -126,14 +126,17 @@ mod tests {
         ] {
             assert_eq!(rewrite(bytes, 3), bytes);
         }
-        let long = format!("11 refs/heads/main\0{}", "x".repeat(line::MOST_DATA - 19));
+        let long = format!(
+            "11 refs/heads/main\0{}",
+            "x".repeat(pkt_line::MAX_DATA - 19)
+        );
         let full = advertisement(&[&long]);
         assert_eq!(rewrite(&full, 4096), full);
     }
 
     proptest! {
         #[test]
-        fn any_split_gives_the_same(
+        fn result_does_not_depend_on_chunk_boundaries(
             bytes in prop_oneof![
                 Just(advertisement(&["11 refs/heads/main\0a b\n", "22 refs/heads/two\n"])),
                 proptest::collection::vec(any::<u8>(), 0..80),

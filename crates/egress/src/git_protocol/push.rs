@@ -1,129 +1,129 @@
-//! A push as it comes in, read line by line.
+//! Incremental parser of a git push (the body of a receive-pack request).
 //!
 //! ```text
 //!   shallow* ──▶ command+ ────────────────────────────▶ flush ──▶ [option* flush] ──▶ [pack]
 //!         └────▶ push-cert, its lines, push-cert-end ──▶ ┘
-//!   flush, and nothing else: a probe, by which git finds out whether it may send more
+//!   flush alone: a probe, by which git checks authentication before a large push
 //! ```
-//! No I/O: bytes go in, in any pieces, and what was understood comes out. Whatever a server
-//! might understand differently is malformed: capabilities on any but the first command,
-//! lines that only the second version of the protocol knows, bytes after the last deletion.
+//! No I/O: the caller feeds bytes in chunks of any size. Input that a server might interpret
+//! differently is an error: capabilities on any but the first command, pkt-lines of protocol
+//! version 2, bytes after a push that only deletes.
 
 mod certificate;
 
 use policy::push::ObjectFormat;
 use policy::refs::{ObjectId, RefName, RefUpdate};
 
-use super::line::{self, Line};
+use super::pkt_line::{self, PktLine};
 use certificate::Certificate;
 
-/// How much may come before the pack.
-const MOST_HEAD: usize = 4 << 20;
+/// Maximum number of bytes before the pack.
+const MAX_HEAD_BYTES: usize = 4 << 20;
 
-/// How many refs one push may touch.
-const MOST_COMMANDS: usize = 10_000;
+/// Maximum number of ref updates in a push.
+const MAX_COMMANDS: usize = 10_000;
 
-/// How many options one push may have.
-const MOST_OPTIONS: usize = 256;
+/// Maximum number of push options.
+const MAX_OPTIONS: usize = 256;
 
-/// What makes a push unreadable.
+/// Why a push cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    /// No pkt-line where one is due.
+pub enum PushParseError {
+    /// Bytes that are no pkt-line.
     #[error(transparent)]
-    Line(#[from] line::BadLine),
-    /// More before the pack than anybody needs.
-    #[error("there is too much before the pack")]
-    Head,
-    /// `0001` or `0002`.
-    #[error("a line belongs to another version of the protocol")]
+    PktLine(#[from] pkt_line::PktLineError),
+    /// The part before the pack exceeds a limit.
+    #[error("the part before the pack is too large")]
+    HeadTooLarge,
+    /// A delimiter `0001` or response end `0002`.
+    #[error("a pkt-line belongs to another version of the protocol")]
     Version,
-    /// No `old new ref`.
+    /// A command that is not `old new ref`.
     #[error("a command is not 'old new ref'")]
     Command,
-    /// No ref could be called that.
-    #[error("a command names no proper ref")]
+    /// A command with an invalid ref name.
+    #[error("a command has an invalid ref name")]
     Ref,
-    /// Two formats in one push.
+    /// Two object formats in one push, or an unknown one.
     #[error("object ids are of different lengths")]
     Format,
-    /// Control characters, a second NUL, or not where they belong.
-    #[error("the capabilities cannot be read in one way")]
+    /// Capabilities with control characters or a second NUL, or not on the first command.
+    #[error("the capabilities are malformed or ambiguous")]
     Capabilities,
-    /// A `shallow` without its id, or out of its place.
-    #[error("a 'shallow' line is not in its place")]
+    /// A `shallow` line without an object id, or after a command.
+    #[error("a 'shallow' line is malformed or comes after a command")]
     Shallow,
-    /// A certificate that cannot be read in one way.
-    #[error("the push certificate cannot be read in one way")]
+    /// A malformed or ambiguous push certificate.
+    #[error("the push certificate is malformed or ambiguous")]
     Certificate,
-    /// Too many options.
+    /// Too many push options.
     #[error("there are too many push options")]
-    Options,
-    /// No commands, and yet more than a probe.
+    TooManyOptions,
+    /// A push without a command that is no probe either.
     #[error("there is no command")]
-    Empty,
-    /// Bytes where a pack should begin.
+    NoCommand,
+    /// The bytes after the commands are no pack.
     #[error("what follows the commands is no pack")]
-    Pack,
-    /// The end came too early.
-    #[error("the push ends in the middle")]
-    Cut,
+    NotAPack,
+    /// The push ended early.
+    #[error("the push is incomplete")]
+    Incomplete,
 }
 
-/// What the client can be told, and how.
+/// Capabilities that the client selected for a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
-    /// It wants to hear what became of each ref.
+pub struct PushCapabilities {
+    /// `report-status`: the client expects a report about each ref.
     pub report: bool,
-    /// It reads messages beside the report.
+    /// `side-band-64k`: the client reads messages beside the report.
     pub side_band: bool,
-    /// All refs or none.
+    /// `atomic`: update all refs or none.
     pub atomic: bool,
-    /// It sends options.
+    /// `push-options`: the client sends push options.
     pub options: bool,
 }
 
-/// What comes before the pack.
+/// The part of a push before the pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// How its objects are named.
+pub struct PushHead {
+    /// Object format.
     pub format: ObjectFormat,
-    /// The commands, in their order.
+    /// Ref updates in the order of the commands.
     pub updates: Vec<RefUpdate>,
-    /// What the client can be told.
-    pub capabilities: Capabilities,
-    /// The push options, also those a certificate names.
+    /// Capabilities that the client selected.
+    pub capabilities: PushCapabilities,
+    /// Push options, including those of a push certificate.
     pub options: Vec<Vec<u8>>,
 }
 
-/// A push, understood.
+/// A parsed push with at least one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// What comes before the pack.
-    pub head: Head,
-    /// Where the pack begins; none where everything is a deletion.
+    /// The part before the pack.
+    pub head: PushHead,
+    /// Offset of the pack; none if the push only deletes.
     pub pack: Option<u64>,
 }
 
-/// What a body turned out to be.
+/// A parsed receive-pack request body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parsed {
-    /// Git finds out whether it may send more.
+pub enum ParsedPush {
+    /// A flush alone, by which git checks authentication before a large push.
     Probe,
     /// A push.
     Push(Push),
 }
 
-/// Reads a push.
+/// Parses a push.
 #[derive(Debug, Default)]
-pub struct Parser {
+pub struct PushParser {
     state: State,
-    /// What is not read yet; of a pack, its first bytes.
+    /// Unparsed bytes, or the first bytes of the pack.
     pending: Vec<u8>,
-    /// Bytes before `pending`.
-    read: u64,
-    draft: Draft,
-    head: Option<Head>,
+    /// Number of parsed bytes before `pending`.
+    parsed: u64,
+    builder: PushHeadBuilder,
+    head: Option<PushHead>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,24 +138,24 @@ enum State {
 }
 
 #[derive(Debug, Default)]
-struct Draft {
+struct PushHeadBuilder {
     format: Option<ObjectFormat>,
     shallow: bool,
     updates: Vec<RefUpdate>,
-    capabilities: Capabilities,
+    capabilities: PushCapabilities,
     options: Vec<Vec<u8>>,
     certificate: Option<Vec<u8>>,
 }
 
-/// `PACK` and a version of the pack's form.
-const PACK_BEGINS: usize = 8;
+/// Length of the pack signature: `PACK` and the version.
+const PACK_SIGNATURE_BYTES: usize = 8;
 
-/// The head and the hash of a pack without objects.
-const SMALLEST_PACK: u64 = 32;
+/// Minimum size of a pack: header and hash without objects.
+const MIN_PACK_BYTES: u64 = 32;
 
-impl Parser {
+impl PushParser {
     /// Takes the next bytes.
-    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), PushParseError> {
         if self.state == State::Pack {
             return self.feed_pack(bytes);
         }
@@ -164,135 +164,136 @@ impl Parser {
         while self.state != State::Pack {
             let rest = self.pending.get(at..).unwrap_or_default();
             if self.state == State::Probe && !rest.is_empty() {
-                return Err(Malformed::Empty);
+                return Err(PushParseError::NoCommand);
             }
-            let Some((line, length)) = line::first(rest)? else {
+            let Some((line, length)) = pkt_line::first(rest)? else {
                 break;
             };
-            let next = self.draft.take(self.state, line)?;
+            let next = self.builder.read_line(self.state, line)?;
             at += length;
             self.state = next;
         }
-        self.read += u64::try_from(at).unwrap_or(u64::MAX);
+        self.parsed += u64::try_from(at).unwrap_or(u64::MAX);
         if self.state == State::Pack {
             let rest = self.pending.split_off(at);
             self.pending.clear();
-            self.head = Some(std::mem::take(&mut self.draft).finish()?);
+            self.head = Some(std::mem::take(&mut self.builder).finish()?);
             return self.feed_pack(&rest);
         }
         self.pending.drain(..at);
-        let head = self.read + u64::try_from(self.pending.len()).unwrap_or(u64::MAX);
-        if head > u64::try_from(MOST_HEAD).unwrap_or(u64::MAX) {
-            return Err(Malformed::Head);
+        let head = self.parsed + u64::try_from(self.pending.len()).unwrap_or(u64::MAX);
+        if head > u64::try_from(MAX_HEAD_BYTES).unwrap_or(u64::MAX) {
+            return Err(PushParseError::HeadTooLarge);
         }
         Ok(())
     }
 
-    /// All that comes before the pack, as soon as it was read.
-    pub fn head(&self) -> Option<&Head> {
+    /// The part before the pack, once it is complete.
+    pub fn head(&self) -> Option<&PushHead> {
         self.head.as_ref()
     }
 
-    /// Where the pack begins and how its objects are named, as soon as it is known that there is
-    /// one.
+    /// Offset and object format of the pack, once the commands show that a pack follows.
     pub fn pack(&self) -> Option<(u64, ObjectFormat)> {
         let head = self.head.as_ref().filter(|head| head.wants_pack())?;
-        Some((self.read, head.format))
+        Some((self.parsed, head.format))
     }
 
-    /// Whether everything is there, as far as that can be seen before the pack.
+    /// Whether the push is complete without a pack.
     pub fn is_complete(&self) -> bool {
         self.state == State::Probe || self.head.as_ref().is_some_and(|head| !head.wants_pack())
     }
 
-    /// What it was. `total` is how many bytes there were.
-    pub fn finish(self, total: u64) -> Result<Parsed, Malformed> {
+    /// Ends the input. `total` is the number of bytes of the push.
+    pub fn finish(self, total: u64) -> Result<ParsedPush, PushParseError> {
         match (self.state, self.head) {
-            (State::Probe, _) => Ok(Parsed::Probe),
+            (State::Probe, _) => Ok(ParsedPush::Probe),
             (State::Pack, Some(head)) => {
-                let length = total.saturating_sub(self.read);
-                let wanted = head.wants_pack();
-                if wanted && (length < SMALLEST_PACK || self.pending.len() < PACK_BEGINS) {
-                    return Err(Malformed::Cut);
+                let length = total.saturating_sub(self.parsed);
+                let has_pack = head.wants_pack();
+                if has_pack
+                    && (length < MIN_PACK_BYTES || self.pending.len() < PACK_SIGNATURE_BYTES)
+                {
+                    return Err(PushParseError::Incomplete);
                 }
-                let pack = wanted.then_some(self.read);
-                Ok(Parsed::Push(Push { head, pack }))
+                let pack = has_pack.then_some(self.parsed);
+                Ok(ParsedPush::Push(Push { head, pack }))
             }
-            _ => Err(Malformed::Cut),
+            _ => Err(PushParseError::Incomplete),
         }
     }
 
-    /// Looks at the first bytes of a pack, and at no other.
-    fn feed_pack(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
+    /// Checks the signature of the pack and ignores its other bytes.
+    fn feed_pack(&mut self, bytes: &[u8]) -> Result<(), PushParseError> {
         if bytes.is_empty() {
             return Ok(());
         }
-        if !self.head.as_ref().is_some_and(Head::wants_pack) {
-            return Err(Malformed::Pack);
+        if !self.head.as_ref().is_some_and(PushHead::wants_pack) {
+            return Err(PushParseError::NotAPack);
         }
-        let missing = PACK_BEGINS - self.pending.len();
+        let missing = PACK_SIGNATURE_BYTES - self.pending.len();
         let taken = bytes.get(..missing).unwrap_or(bytes);
         self.pending.extend_from_slice(taken);
-        let begins = |whole: &[u8; PACK_BEGINS]| whole.starts_with(&self.pending);
-        if begins(b"PACK\0\0\0\x02") || begins(b"PACK\0\0\0\x03") {
+        let matches = |signature: &[u8; PACK_SIGNATURE_BYTES]| signature.starts_with(&self.pending);
+        if matches(b"PACK\0\0\0\x02") || matches(b"PACK\0\0\0\x03") {
             Ok(())
         } else {
-            Err(Malformed::Pack)
+            Err(PushParseError::NotAPack)
         }
     }
 }
 
-impl Head {
-    /// Git sends a pack unless everything is a deletion.
+impl PushHead {
+    /// Whether a pack follows: git sends one unless every command is a deletion.
     fn wants_pack(&self) -> bool {
         !self.updates.iter().all(RefUpdate::is_deletion)
     }
 }
 
-impl Draft {
-    fn take(&mut self, state: State, line: Line<'_>) -> Result<State, Malformed> {
+impl PushHeadBuilder {
+    fn read_line(&mut self, state: State, line: PktLine<'_>) -> Result<State, PushParseError> {
         match (state, line) {
-            (_, Line::Other) => Err(Malformed::Version),
-            (State::Commands, Line::Data(data)) => self.take_command(data),
-            (State::Commands, Line::Flush) if self.updates.is_empty() => {
+            (_, PktLine::Other) => Err(PushParseError::Version),
+            (State::Commands, PktLine::Data(data)) => self.read_command(data),
+            (State::Commands, PktLine::Flush) if self.updates.is_empty() => {
                 if self.shallow {
-                    Err(Malformed::Empty)
+                    Err(PushParseError::NoCommand)
                 } else {
                     Ok(State::Probe)
                 }
             }
-            (State::Commands | State::Certified, Line::Flush) => {
+            (State::Commands | State::Certified, PktLine::Flush) => {
                 if self.capabilities.options {
                     Ok(State::Options)
                 } else {
                     Ok(State::Pack)
                 }
             }
-            (State::Certificate, Line::Data(data)) => self.take_certificate(data),
-            (State::Certificate, Line::Flush) | (State::Certified, Line::Data(_)) => {
-                Err(Malformed::Certificate)
+            (State::Certificate, PktLine::Data(data)) => self.read_certificate_line(data),
+            (State::Certificate, PktLine::Flush) | (State::Certified, PktLine::Data(_)) => {
+                Err(PushParseError::Certificate)
             }
-            (State::Options, Line::Data(data)) => {
-                self.options.push(line::chomp(data).to_vec());
-                if self.options.len() > MOST_OPTIONS {
-                    return Err(Malformed::Options);
+            (State::Options, PktLine::Data(data)) => {
+                self.options.push(pkt_line::chomp(data).to_vec());
+                if self.options.len() > MAX_OPTIONS {
+                    return Err(PushParseError::TooManyOptions);
                 }
                 Ok(State::Options)
             }
-            (State::Options, Line::Flush) => Ok(State::Pack),
-            (State::Probe | State::Pack, _) => Err(Malformed::Empty),
+            (State::Options, PktLine::Flush) => Ok(State::Pack),
+            (State::Probe | State::Pack, _) => Err(PushParseError::NoCommand),
         }
     }
 
-    fn take_command(&mut self, data: &[u8]) -> Result<State, Malformed> {
-        let line = line::chomp(data);
+    fn read_command(&mut self, data: &[u8]) -> Result<State, PushParseError> {
+        let line = pkt_line::chomp(data);
         if let Some(id) = line.strip_prefix(b"shallow ") {
             if !self.updates.is_empty() {
-                return Err(Malformed::Shallow);
+                return Err(PushParseError::Shallow);
             }
-            let id = ObjectId::parse(id).map_err(|_| Malformed::Shallow)?;
+            let id = ObjectId::parse(id).map_err(|_| PushParseError::Shallow)?;
             self.shallow = true;
-            self.take_format(&id)?;
+            self.check_format(&id)?;
             return Ok(State::Commands);
         }
         let (command, capabilities) = match line.iter().position(|byte| *byte == 0) {
@@ -304,39 +305,39 @@ impl Draft {
         };
         if let Some(capabilities) = capabilities {
             if !self.updates.is_empty() {
-                return Err(Malformed::Capabilities);
+                return Err(PushParseError::Capabilities);
             }
-            self.take_capabilities(capabilities)?;
+            self.read_capabilities(capabilities)?;
         }
         if command == b"push-cert" {
             if !self.updates.is_empty() {
-                return Err(Malformed::Certificate);
+                return Err(PushParseError::Certificate);
             }
             self.certificate = Some(Vec::new());
             return Ok(State::Certificate);
         }
-        self.take_update(command)?;
+        self.read_update(command)?;
         Ok(State::Commands)
     }
 
-    fn take_update(&mut self, command: &[u8]) -> Result<(), Malformed> {
+    fn read_update(&mut self, command: &[u8]) -> Result<(), PushParseError> {
         let mut words = command.splitn(3, |byte| *byte == b' ');
         let (Some(old), Some(new), Some(name)) = (words.next(), words.next(), words.next()) else {
-            return Err(Malformed::Command);
+            return Err(PushParseError::Command);
         };
-        let id = |hex| ObjectId::parse(hex).map_err(|_| Malformed::Command);
+        let id = |hex| ObjectId::parse(hex).map_err(|_| PushParseError::Command);
         let (old, new) = (id(old)?, id(new)?);
-        self.take_format(&old)?;
-        self.take_format(&new)?;
-        let name = RefName::parse(name).map_err(|_| Malformed::Ref)?;
+        self.check_format(&old)?;
+        self.check_format(&new)?;
+        let name = RefName::parse(name).map_err(|_| PushParseError::Ref)?;
         self.updates.push(RefUpdate { name, old, new });
-        if self.updates.len() > MOST_COMMANDS {
-            return Err(Malformed::Head);
+        if self.updates.len() > MAX_COMMANDS {
+            return Err(PushParseError::HeadTooLarge);
         }
         Ok(())
     }
 
-    fn take_format(&mut self, id: &ObjectId) -> Result<(), Malformed> {
+    fn check_format(&mut self, id: &ObjectId) -> Result<(), PushParseError> {
         let format = match id {
             ObjectId::Sha1(_) => ObjectFormat::Sha1,
             ObjectId::Sha256(_) => ObjectFormat::Sha256,
@@ -344,19 +345,18 @@ impl Draft {
         if *self.format.get_or_insert(format) == format {
             Ok(())
         } else {
-            Err(Malformed::Format)
+            Err(PushParseError::Format)
         }
     }
 
-    /// Git looks for a word with a space or nothing before it, and a space, `=` or nothing
-    /// after it.
-    fn take_capabilities(&mut self, text: &[u8]) -> Result<(), Malformed> {
+    /// Reads space-separated capabilities with an optional `=value`, as git parses them.
+    fn read_capabilities(&mut self, text: &[u8]) -> Result<(), PushParseError> {
         if !text.iter().all(|b| b.is_ascii_graphic() || *b == b' ') {
-            return Err(Malformed::Capabilities);
+            return Err(PushParseError::Capabilities);
         }
-        let mut named = None;
-        for word in text.split(|byte| *byte == b' ') {
-            let mut halves = word.splitn(2, |byte| *byte == b'=');
+        let mut named_format = None;
+        for capability in text.split(|byte| *byte == b' ') {
+            let mut halves = capability.splitn(2, |byte| *byte == b'=');
             let (name, value) = (halves.next().unwrap_or_default(), halves.next());
             match name {
                 b"report-status" | b"report-status-v2" => self.capabilities.report = true,
@@ -367,34 +367,36 @@ impl Draft {
                     let format = match value {
                         Some(b"sha1") => ObjectFormat::Sha1,
                         Some(b"sha256") => ObjectFormat::Sha256,
-                        _ => return Err(Malformed::Format),
+                        _ => return Err(PushParseError::Format),
                     };
-                    if named.replace(format).is_some() {
-                        return Err(Malformed::Capabilities);
+                    if named_format.replace(format).is_some() {
+                        return Err(PushParseError::Capabilities);
                     }
                 }
                 _ => {}
             }
         }
-        match named {
-            Some(format) if *self.format.get_or_insert(format) != format => Err(Malformed::Format),
+        match named_format {
+            Some(format) if *self.format.get_or_insert(format) != format => {
+                Err(PushParseError::Format)
+            }
             _ => Ok(()),
         }
     }
 
-    fn take_certificate(&mut self, data: &[u8]) -> Result<State, Malformed> {
+    fn read_certificate_line(&mut self, data: &[u8]) -> Result<State, PushParseError> {
         if data == b"push-cert-end\n" {
             let text = self.certificate.take().unwrap_or_default();
-            let Certificate { commands, options } = certificate::read(&text)?;
+            let Certificate { commands, options } = certificate::parse(&text)?;
             for command in commands {
-                self.take_update(command)?;
+                self.read_update(command)?;
             }
             self.options.extend(options.into_iter().map(<[u8]>::to_vec));
             return Ok(State::Certified);
         }
-        // Servers end a string at a NUL, and take what has no newline for a part of a line.
-        if data.contains(&0) || line::chomp(data) == b"push-cert-end" {
-            return Err(Malformed::Certificate);
+        // Servers end a string at a NUL, and join a pkt-line without a newline with the next one.
+        if data.contains(&0) || pkt_line::chomp(data) == b"push-cert-end" {
+            return Err(PushParseError::Certificate);
         }
         self.certificate
             .get_or_insert_default()
@@ -402,9 +404,9 @@ impl Draft {
         Ok(State::Certificate)
     }
 
-    fn finish(self) -> Result<Head, Malformed> {
-        Ok(Head {
-            format: self.format.ok_or(Malformed::Empty)?,
+    fn finish(self) -> Result<PushHead, PushParseError> {
+        Ok(PushHead {
+            format: self.format.ok_or(PushParseError::NoCommand)?,
             updates: self.updates,
             capabilities: self.capabilities,
             options: self.options,
@@ -412,10 +414,10 @@ impl Draft {
     }
 }
 
-/// Reads `bytes` as a push, in pieces of at most `piece` bytes. What a fuzzer calls: however
-/// a body is split, the same comes out.
-pub fn exercise(bytes: &[u8], piece: usize) -> Result<Parsed, Malformed> {
-    let mut parser = Parser::default();
+/// Parses `bytes` as a push, in chunks of at most `piece` bytes. Fuzz entry point: the result must
+/// not depend on the chunk size.
+pub fn fuzz_check(bytes: &[u8], piece: usize) -> Result<ParsedPush, PushParseError> {
+    let mut parser = PushParser::default();
     for piece in bytes.chunks(piece.max(1)) {
         parser.feed(piece)?;
     }

@@ -1,164 +1,165 @@
-//! What became of a push, in git's own words: written where we refuse, read where upstream
-//! answers.
+//! Git push reports (`report-status`): writes the report of a refused push, and reads upstream's
+//! report of a forwarded one.
 
 use std::collections::BTreeSet;
 
-use super::line::{self, Line};
-use super::push::Capabilities;
+use super::pkt_line::{self, PktLine};
+use super::push::PushCapabilities;
 
-/// What the other end of a push hears in.
+/// Content type of a receive-pack response.
 pub const CONTENT_TYPE: &str = "application/x-git-receive-pack-result";
 
-/// The report itself.
+/// Side-band of the report.
 const BAND_REPORT: u8 = 1;
 
-/// Sentences for a person.
-const BAND_TALK: u8 = 2;
+/// Side-band of messages for the user.
+const BAND_MESSAGES: u8 = 2;
 
-/// Says no to every ref. None where the client does not want to hear what became of them:
-/// it would take any answer for a yes.
-pub fn refuse<'a>(
-    capabilities: Capabilities,
-    sentences: &[String],
+/// Writes a report that rejects every ref. None if the client did not request a report: such a
+/// client would take any response for a success.
+pub fn write_rejection<'a>(
+    capabilities: PushCapabilities,
+    messages: &[String],
     refs: impl Iterator<Item = (&'a [u8], &'a str)>,
 ) -> Option<Vec<u8>> {
     if !capabilities.report {
         return None;
     }
     let mut report = Vec::new();
-    line::write(&mut report, b"unpack ok\n");
-    for (name, why) in refs {
-        line::write(
+    pkt_line::write(&mut report, b"unpack ok\n");
+    for (name, message) in refs {
+        pkt_line::write(
             &mut report,
-            &[b"ng ", name, b" ", why.as_bytes(), b"\n"].concat(),
+            &[b"ng ", name, b" ", message.as_bytes(), b"\n"].concat(),
         );
     }
-    line::flush(&mut report);
+    pkt_line::flush(&mut report);
     if !capabilities.side_band {
         return Some(report);
     }
-    let mut answer = Vec::new();
-    for sentence in sentences {
-        talk(&mut answer, sentence);
+    let mut response = Vec::new();
+    for message in messages {
+        write_message(&mut response, message);
     }
-    for piece in report.chunks(line::MOST_DATA - 1) {
-        line::write(&mut answer, &[&[BAND_REPORT][..], piece].concat());
+    for piece in report.chunks(pkt_line::MAX_DATA - 1) {
+        pkt_line::write(&mut response, &[&[BAND_REPORT][..], piece].concat());
     }
-    line::flush(&mut answer);
-    Some(answer)
+    pkt_line::flush(&mut response);
+    Some(response)
 }
 
-/// One sentence beside the report. Git shows it after `remote: `.
-pub fn talk(out: &mut Vec<u8>, sentence: &str) {
-    for text in sentence.lines() {
-        line::write(
+/// Writes a message for the user. Git shows it after `remote: `.
+pub fn write_message(out: &mut Vec<u8>, message: &str) {
+    for text in message.lines() {
+        pkt_line::write(
             out,
-            &[&[BAND_TALK][..], b"palisade: ", text.as_bytes(), b"\n"].concat(),
+            &[&[BAND_MESSAGES][..], b"palisade: ", text.as_bytes(), b"\n"].concat(),
         );
     }
 }
 
-/// Reads upstream's answer as it passes.
+/// Reads upstream's response to a push while it is forwarded.
 #[derive(Debug)]
-pub struct Reader {
+pub struct ReportReader {
     side_band: bool,
-    /// What is not read yet, of the answer and of the report in it.
-    outer: Vec<u8>,
-    inner: Vec<u8>,
+    /// Unparsed bytes of the side-band stream.
+    band_buffer: Vec<u8>,
+    /// Unparsed bytes of the report in that stream.
+    report_buffer: Vec<u8>,
     unpacked: bool,
     accepted: BTreeSet<Vec<u8>>,
     rejected: bool,
-    /// Nothing that follows is understood.
-    lost: bool,
+    /// Whether the response cannot be parsed any further.
+    is_unreadable: bool,
 }
 
-/// How many refs are remembered: more than a push may have.
-const MOST_REFS: usize = 10_000;
+/// Maximum number of accepted refs that are kept: more than a push may have.
+const MAX_REFS: usize = 10_000;
 
-impl Reader {
-    /// Reads the answer to a push with these capabilities.
-    pub fn new(capabilities: Capabilities) -> Self {
+impl ReportReader {
+    /// A reader for the response to a push with these capabilities.
+    pub fn new(capabilities: PushCapabilities) -> Self {
         Self {
             side_band: capabilities.side_band,
-            outer: Vec::new(),
-            inner: Vec::new(),
+            band_buffer: Vec::new(),
+            report_buffer: Vec::new(),
             unpacked: false,
             accepted: BTreeSet::new(),
             rejected: false,
-            lost: !capabilities.report,
+            is_unreadable: !capabilities.report,
         }
     }
 
     /// Takes the next bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
-        if self.lost {
+        if self.is_unreadable {
             return;
         }
         if self.side_band {
-            self.outer.extend_from_slice(bytes);
-            let mut outer = std::mem::take(&mut self.outer);
-            let read = each(&outer, |line| self.take_band(line));
-            self.keep(&mut outer, read, true);
+            self.band_buffer.extend_from_slice(bytes);
+            let mut band = std::mem::take(&mut self.band_buffer);
+            let read = for_each_line(&band, |line| self.read_band(line));
+            self.keep_rest(&mut band, read, true);
         } else {
-            self.inner.extend_from_slice(bytes);
+            self.report_buffer.extend_from_slice(bytes);
         }
-        let mut inner = std::mem::take(&mut self.inner);
-        let read = each(&inner, |line| self.take_line(line));
-        self.keep(&mut inner, read, false);
+        let mut report = std::mem::take(&mut self.report_buffer);
+        let read = for_each_line(&report, |line| self.read_report_line(line));
+        self.keep_rest(&mut report, read, false);
     }
 
-    /// The refs that upstream moved.
+    /// The refs that upstream updated.
     pub fn accepted(&self) -> &BTreeSet<Vec<u8>> {
         &self.accepted
     }
 
-    /// Whether upstream did not unpack the push, or did not move one of its refs.
+    /// Whether upstream failed to unpack the push or rejected one of its refs.
     pub fn is_rejected(&self) -> bool {
         self.rejected
     }
 
-    fn keep(&mut self, bytes: &mut Vec<u8>, read: Option<usize>, outer: bool) {
+    fn keep_rest(&mut self, bytes: &mut Vec<u8>, read: Option<usize>, is_band: bool) {
         match read {
             Some(read) => {
                 bytes.drain(..read);
-                let place = if outer {
-                    &mut self.outer
+                let buffer = if is_band {
+                    &mut self.band_buffer
                 } else {
-                    &mut self.inner
+                    &mut self.report_buffer
                 };
-                *place = std::mem::take(bytes);
+                *buffer = std::mem::take(bytes);
             }
-            None => self.lost = true,
+            None => self.is_unreadable = true,
         }
     }
 
-    fn take_band(&mut self, line: Line<'_>) {
-        if let Line::Data([BAND_REPORT, data @ ..]) = line {
-            self.inner.extend_from_slice(data);
+    fn read_band(&mut self, line: PktLine<'_>) {
+        if let PktLine::Data([BAND_REPORT, data @ ..]) = line {
+            self.report_buffer.extend_from_slice(data);
         }
     }
 
-    fn take_line(&mut self, line: Line<'_>) {
-        let Line::Data(data) = line else { return };
-        let text = line::chomp(data);
+    fn read_report_line(&mut self, line: PktLine<'_>) {
+        let PktLine::Data(data) = line else { return };
+        let text = pkt_line::chomp(data);
         if text == b"unpack ok" {
             self.unpacked = true;
         } else if text.starts_with(b"unpack ") || text.starts_with(b"ng ") {
             self.rejected = true;
         } else if let Some(name) = text.strip_prefix(b"ok ")
             && self.unpacked
-            && self.accepted.len() < MOST_REFS
+            && self.accepted.len() < MAX_REFS
         {
             self.accepted.insert(name.to_vec());
         }
     }
 }
 
-/// Reads whole lines from the beginning of `bytes`, and says how far they go; none where
-/// there is something that is no line.
-fn each(bytes: &[u8], mut take: impl FnMut(Line<'_>)) -> Option<usize> {
+/// Calls `take` for every complete pkt-line at the beginning of `bytes`. Returns the number of
+/// bytes read, or none if a line is invalid.
+fn for_each_line(bytes: &[u8], mut take: impl FnMut(PktLine<'_>)) -> Option<usize> {
     let mut at = 0;
-    while let Some((line, length)) = line::first(bytes.get(at..)?).ok()? {
+    while let Some((line, length)) = pkt_line::first(bytes.get(at..)?).ok()? {
         take(line);
         at += length;
     }
@@ -171,25 +172,25 @@ mod tests {
 
     use super::*;
 
-    const BOTH: Capabilities = Capabilities {
+    const BOTH: PushCapabilities = PushCapabilities {
         report: true,
         side_band: true,
         atomic: false,
         options: false,
     };
-    const BARE: Capabilities = Capabilities {
+    const BARE: PushCapabilities = PushCapabilities {
         side_band: false,
         ..BOTH
     };
 
-    fn refused(capabilities: Capabilities) -> Option<Vec<u8>> {
+    fn refused(capabilities: PushCapabilities) -> Option<Vec<u8>> {
         let refs: [(&[u8], &str); 2] = [(b"refs/heads/a", "no"), (b"refs/heads/\xff", "nor this")];
-        let sentences = ["One.\nTwo.".to_owned()];
-        refuse(capabilities, &sentences, refs.into_iter())
+        let messages = ["One.\nTwo.".to_owned()];
+        write_rejection(capabilities, &messages, refs.into_iter())
     }
 
     #[test]
-    fn a_refusal_reads_as_gits_own_report() {
+    fn refusal_is_a_valid_git_report() {
         let bare = b"000eunpack ok\n0017ng refs/heads/a no\n001dng refs/heads/\xff nor this\n0000";
         assert_eq!(refused(BARE).unwrap(), bare);
         let banded = [
@@ -203,24 +204,24 @@ mod tests {
             String::from_utf8_lossy(&refused(BOTH).unwrap()),
             String::from_utf8_lossy(&banded)
         );
-        assert_eq!(refused(Capabilities::default()), None);
+        assert_eq!(refused(PushCapabilities::default()), None);
     }
 
     #[test]
-    fn a_long_report_is_cut_into_lines_that_git_takes() {
+    fn long_report_is_split_into_valid_pkt_lines() {
         let names: Vec<String> = (0..5_000).map(|n| format!("refs/heads/{n}")).collect();
         let refs = names.iter().map(|name| (name.as_bytes(), "no"));
-        let answer = refuse(BOTH, &[], refs).unwrap();
+        let answer = write_rejection(BOTH, &[], refs).unwrap();
         let mut report = Vec::new();
-        let read = each(&answer, |line| {
-            if let Line::Data([BAND_REPORT, data @ ..]) = line {
+        let read = for_each_line(&answer, |line| {
+            if let PktLine::Data([BAND_REPORT, data @ ..]) = line {
                 report.extend_from_slice(data);
             }
         });
         assert_eq!(read, Some(answer.len()));
         let mut refused = 0;
-        let read = each(&report, |line| {
-            refused += usize::from(matches!(line, Line::Data(data) if data.starts_with(b"ng ")));
+        let read = for_each_line(&report, |line| {
+            refused += usize::from(matches!(line, PktLine::Data(data) if data.starts_with(b"ng ")));
         });
         assert_eq!((read, refused), (Some(report.len()), 5_000));
     }
@@ -228,24 +229,24 @@ mod tests {
     fn report(lines: &[&str]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for text in lines {
-            line::write(&mut bytes, text.as_bytes());
+            pkt_line::write(&mut bytes, text.as_bytes());
         }
-        line::flush(&mut bytes);
+        pkt_line::flush(&mut bytes);
         bytes
     }
 
     fn banded(report: &[u8], piece: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
-        line::write(&mut bytes, b"\x02hello\n");
+        pkt_line::write(&mut bytes, b"\x02hello\n");
         for piece in report.chunks(piece) {
-            line::write(&mut bytes, &[&[BAND_REPORT][..], piece].concat());
+            pkt_line::write(&mut bytes, &[&[BAND_REPORT][..], piece].concat());
         }
-        line::flush(&mut bytes);
+        pkt_line::flush(&mut bytes);
         bytes
     }
 
     #[test]
-    fn a_push_is_rejected_where_it_is_not_unpacked_or_a_ref_stays() {
+    fn push_with_failed_unpack_or_rejected_ref_is_rejected() {
         for (lines, rejected) in [
             (&["unpack ok\n", "ok refs/heads/a\n"][..], false),
             (
@@ -255,14 +256,14 @@ mod tests {
             (&["unpack disk full\n"], true),
             (&[], false),
         ] {
-            let mut reader = Reader::new(BARE);
+            let mut reader = ReportReader::new(BARE);
             reader.feed(&report(lines));
             assert_eq!(reader.is_rejected(), rejected, "{lines:?}");
         }
     }
 
-    fn read(capabilities: Capabilities, bytes: &[u8], piece: usize) -> Vec<String> {
-        let mut reader = Reader::new(capabilities);
+    fn read(capabilities: PushCapabilities, bytes: &[u8], piece: usize) -> Vec<String> {
+        let mut reader = ReportReader::new(capabilities);
         for piece in bytes.chunks(piece) {
             reader.feed(piece);
         }
@@ -273,24 +274,27 @@ mod tests {
     }
 
     #[test]
-    fn only_refs_that_upstream_moved_count() {
+    fn only_refs_that_upstream_updated_are_accepted() {
         let whole = report(&["unpack ok\n", "ok refs/heads/a\n", "ng refs/heads/b no\n"]);
         assert_eq!(read(BARE, &whole, 7), ["refs/heads/a"]);
         assert_eq!(read(BOTH, &banded(&whole, 9), 5), ["refs/heads/a"]);
         let failed = report(&["unpack disk full\n", "ok refs/heads/a\n"]);
         let expected: [&str; 0] = [];
         assert_eq!(read(BARE, &failed, 100), expected);
-        assert_eq!(read(Capabilities::default(), &whole, 100), expected);
+        assert_eq!(read(PushCapabilities::default(), &whole, 100), expected);
         assert_eq!(read(BOTH, b"<html>ok refs/heads/a", 100), expected);
-        // Text on the progress band is no report.
-        let mut spoken = Vec::new();
-        line::write(&mut spoken, b"\x02000eunpack ok\n0014ok refs/heads/a\n");
-        assert_eq!(read(BOTH, &spoken, 100), expected);
+        // Text on the side-band of messages is no report.
+        let mut message_only = Vec::new();
+        pkt_line::write(
+            &mut message_only,
+            b"\x02000eunpack ok\n0014ok refs/heads/a\n",
+        );
+        assert_eq!(read(BOTH, &message_only, 100), expected);
     }
 
     proptest! {
         #[test]
-        fn however_an_answer_is_split_the_same_is_read(piece in 1..80usize, band in 1..80usize) {
+        fn result_does_not_depend_on_chunk_boundaries(piece in 1..80usize, band in 1..80usize) {
             let lines = ["unpack ok\n", "ok refs/heads/a\n", "option refname x\n", "ok refs/tags/b\n"];
             let bytes = banded(&report(&lines), band);
             prop_assert_eq!(read(BOTH, &bytes, piece), ["refs/heads/a", "refs/tags/b"]);

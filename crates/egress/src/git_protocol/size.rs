@@ -1,4 +1,4 @@
-//! How large a push is, in words.
+//! Messages about the size of a push.
 
 use policy::reason::Reason;
 use policy::verdict::Denial;
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 /// Refuses a push of `bytes` bytes.
 pub fn denial(bytes: u64, limit: u64) -> Denial {
-    Denial::new(Reason::GitSize, "git:size").saying(format!(
+    Denial::new(Reason::GitSize, "git:size").with_message(format!(
         "This push has {}; pushes above {} are refused.",
         human(bytes),
         human(limit)
     ))
 }
 
-/// What is said of a large push that passes.
+/// The warning about a large push that is allowed.
 pub fn warning(bytes: u64, limit: u64) -> String {
     format!(
         "this push has {}; pushes above {} are refused.",
@@ -22,7 +22,7 @@ pub fn warning(bytes: u64, limit: u64) -> String {
     )
 }
 
-/// The details and the guidance of the program before us, whose clients look for them.
+/// JSON fields of a size refusal. Clients of Palisade's predecessor read them.
 pub fn details(bytes: u64, limit: u64) -> [(&'static str, Value); 2] {
     let details = json!({
         "push_size_bytes": bytes,
@@ -45,7 +45,7 @@ pub fn details(bytes: u64, limit: u64) -> [(&'static str, Value); 2] {
     [("details", details), ("guidance", guidance)]
 }
 
-/// `238.4 MB`, in units of 2^20 bytes as the program before us counts them.
+/// Formats a size as `238.4 MB`, in units of 2^20 bytes as Palisade's predecessor does.
 fn human(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + (1 << 19)) >> 20;
     match tenths % 10 {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_read_as_the_seed_writes_them() {
+    fn sizes_are_formatted_as_in_the_predecessor() {
         for (bytes, text) in [
             (250_000_000, "238.4 MB"),
             (209_715_200, "200 MB"),

@@ -1,5 +1,5 @@
-//! How long things take, in buckets, for a path that every request of every sandbox goes:
-//! threads that count at the same time neither wait for each other nor share a cache line.
+//! Duration histogram for the hot path: sharded by thread, so that threads that count at the same
+//! time neither wait for each other nor share a cache line.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// Threads beyond so many share.
+/// Number of shards; more threads share them.
 const SHARDS: usize = 16;
 
-/// The most buckets; what is slower than the last counts in one more.
-const MOST: usize = 14;
+/// Maximum number of buckets, besides the one for longer durations.
+const MAX_BUCKETS: usize = 14;
 
-/// A histogram. Cloning is cheap, and all clones are one.
+/// A histogram. Clones share their state.
 #[derive(Clone, Debug)]
 pub(super) struct Timer(Arc<Inner>);
 
@@ -25,44 +25,44 @@ struct Inner {
     shards: [Shard; SHARDS],
 }
 
-/// What some threads counted.
+/// The counts of some threads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
-    counts: [AtomicU64; MOST + 1],
+    counts: [AtomicU64; MAX_BUCKETS + 1],
     nanoseconds: AtomicU64,
 }
 
 impl Timer {
-    /// With buckets that end at `first`, and each at `factor` times the one before.
+    /// Creates buckets whose upper bounds are `first`, `first` × `factor` and so on.
     pub(super) fn new(first: Duration, factor: u64, buckets: usize) -> Self {
         let first = nanoseconds(first);
         let ends = std::iter::successors(Some(first), |end| end.checked_mul(factor));
         Self(Arc::new(Inner {
-            ends: ends.take(buckets.min(MOST)).collect(),
+            ends: ends.take(buckets.min(MAX_BUCKETS)).collect(),
             shards: Default::default(),
         }))
     }
 
-    /// Something took so long.
+    /// Records a duration.
     pub(super) fn observe(&self, took: Duration) {
         let took = nanoseconds(took);
         let Inner { ends, shards } = &*self.0;
-        let place = ends.iter().position(|end| took <= *end);
+        let bucket = ends.iter().position(|end| took <= *end);
         let Some(shard) = shards.get(own_shard()) else {
             return;
         };
-        if let Some(count) = shard.counts.get(place.unwrap_or(ends.len())) {
+        if let Some(count) = shard.counts.get(bucket.unwrap_or(ends.len())) {
             count.fetch_add(1, Ordering::Relaxed);
         }
         shard.nanoseconds.fetch_add(took, Ordering::Relaxed);
     }
 
-    /// Seconds in all, how many, and how many in each bucket, which ends at so many seconds.
+    /// The sum in seconds, the count, and each bucket's upper bound in seconds and count.
     fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
         let Inner { ends, shards } = &*self.0;
-        let counted = |place: usize| {
-            let counts = shards.iter().filter_map(|shard| shard.counts.get(place));
+        let counted = |bucket: usize| {
+            let counts = shards.iter().filter_map(|shard| shard.counts.get(bucket));
             counts.map(|count| count.load(Ordering::Relaxed)).sum()
         };
         let ends = ends.iter().map(|end| seconds(*end));
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_counted_is_shown_as_any_histogram() {
+    fn durations_are_counted_in_their_buckets() {
         let timer = Timer::new(Duration::from_micros(1), 4, 3);
         for micros in [0, 1, 2, 4, 5, 16, 17, 5_000_000] {
             timer.observe(Duration::from_micros(micros));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dashboard_reads_it() {
+    fn timer_is_encoded_as_a_prometheus_histogram() {
         let timer = Timer::new(Duration::from_micros(1), 4, 2);
         timer.observe(Duration::from_micros(2));
         timer.observe(Duration::from_secs(1));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_count_apart_and_are_read_together() {
+    fn counts_of_all_threads_are_summed() {
         let timer = Timer::new(Duration::from_micros(1), 4, 3);
         std::thread::scope(|scope| {
             for _ in 0..2 * SHARDS {

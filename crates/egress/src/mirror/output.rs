@@ -1,4 +1,4 @@
-//! What a program prints, as the body of an answer.
+//! The standard output of a child process as an HTTP body.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,59 +9,59 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::process::{Child, ChildStdout};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::room::Usage;
-use crate::body::Broken;
+use super::directory::UsageGuard;
+use crate::body::BodyError;
 
-/// What is read of a program at once.
-const PIECE: usize = 32 * 1024;
+/// Size of the read buffer.
+const READ_BYTES: usize = 32 * 1024;
 
-/// What a program prints. The program ends with it.
+/// The standard output of a child process. Dropping it kills the process.
 #[derive(Debug)]
-pub struct Output {
+pub struct ChildOutput {
     banner: Bytes,
     stdout: Option<ChildStdout>,
     child: Child,
     buffer: BytesMut,
-    place: Option<OwnedSemaphorePermit>,
-    usage: Option<Usage>,
+    permit: Option<OwnedSemaphorePermit>,
+    usage: Option<UsageGuard>,
 }
 
-impl Output {
-    /// What `child` prints, after `banner`.
+impl ChildOutput {
+    /// A body of `banner` followed by the output of `child`.
     pub fn new(mut child: Child, banner: &'static [u8]) -> Self {
         Self {
             banner: Bytes::from_static(banner),
             stdout: child.stdout.take(),
             child,
             buffer: BytesMut::new(),
-            place: None,
+            permit: None,
             usage: None,
         }
     }
 
-    /// The same, with a mirror that is in use until it ends.
+    /// Keeps the mirror's directory in use until the output ends.
     #[must_use]
-    pub fn using(mut self, usage: Usage) -> Self {
+    pub fn using(mut self, usage: UsageGuard) -> Self {
         self.usage = Some(usage);
         self
     }
 
-    /// The same, with a place that is free when it ends.
+    /// Holds a semaphore permit until the output ends.
     #[must_use]
-    pub fn holding(mut self, place: Option<OwnedSemaphorePermit>) -> Self {
-        self.place = place;
+    pub fn holding(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
+        self.permit = permit;
         self
     }
 }
 
-impl Body for Output {
+impl Body for ChildOutput {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         if !this.banner.is_empty() {
             let banner = std::mem::take(&mut this.banner);
@@ -70,20 +70,20 @@ impl Body for Output {
         let Some(stdout) = &mut this.stdout else {
             return Poll::Ready(None);
         };
-        this.buffer.resize(PIECE, 0);
+        this.buffer.resize(READ_BYTES, 0);
         let mut read = ReadBuf::new(&mut this.buffer);
         ready!(Pin::new(stdout).poll_read(cx, &mut read))?;
         let length = read.filled().len();
         if length > 0 {
             this.buffer.truncate(length);
-            let piece = this.buffer.split().freeze();
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+            let data = this.buffer.split().freeze();
+            return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         this.stdout = None;
-        // Reaped by the runtime: nobody waits for how it ended. What git has to say about
-        // that, it says in what it prints.
+        // The runtime reaps the process if it is still running. The exit status is not needed,
+        // because git reports errors in its output.
         let _ = this.child.try_wait();
-        this.place = None;
+        this.permit = None;
         this.usage = None;
         Poll::Ready(None)
     }

@@ -1,5 +1,5 @@
-//! How a mirror's upstream is reached: at an address the dialer has checked, with the
-//! operator's key, by a program that trusts nothing else.
+//! Connection settings of a mirror's upstream: an address that the dialer has checked, the
+//! operator's key, and git and ssh options that allow nothing else.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -16,35 +16,35 @@ use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::program::{GitCommandError, clean, is_there, not_started};
-use super::stale::Stale;
+use super::error::MirrorError;
+use super::git_command::{GitCommandError, clean_command, is_installed, not_started};
 use crate::dialer::Dialer;
 
-/// How long a command that prints a key may take, in seconds.
-const KEY_WITHIN: u64 = 30;
+/// Timeout of a command that prints a key, in seconds.
+const KEY_COMMAND_TIMEOUT_SECS: u64 = 30;
 
-/// The longest key.
-const MOST_KEY: usize = 64 * 1024;
+/// Maximum size of a key.
+const MAX_KEY_BYTES: usize = 64 * 1024;
 
-/// How the files are called that hold a key while it is used.
-pub const KEPT: &str = ".kept-";
+/// Prefix of temporary files with a key, a host key or roots.
+pub const TEMP_FILE_PREFIX: &str = ".kept-";
 
-/// Who wants to get there, and what they have.
+/// What a request needs to reach a mirror's upstream.
 #[derive(Clone, Copy)]
-pub struct Asking<'a> {
-    /// The way out.
+pub struct UpstreamAccess<'a> {
+    /// The dialer that checks the address.
     pub dialer: &'a Dialer,
-    /// The rules.
+    /// The operator's settings.
     pub settings: &'a Settings,
-    /// For whom.
+    /// The sandbox that the request is from.
     pub sandbox: &'a SandboxId,
-    /// Where keys are kept while they are used.
+    /// Directory for temporary key files.
     pub directory: &'a Path,
 }
 
-/// An upstream, for as long as it is used: its key is in a file until then.
+/// A mirror's upstream, ready for use. Its temporary files are removed on drop.
 #[derive(Debug)]
-pub struct Upstream {
+pub struct MirrorUpstream {
     transport: MirrorTransport,
     url: String,
     host: String,
@@ -52,11 +52,11 @@ pub struct Upstream {
     port: u16,
     path: String,
     address: SocketAddr,
-    /// Seconds until a connection must be there.
-    patience: u64,
+    /// Connect timeout in seconds.
+    connect_timeout: u64,
     key: Option<Key>,
     known_hosts: Option<NamedTempFile>,
-    /// Roots beyond the system's.
+    /// The system's and the operator's root certificates.
     roots: Option<NamedTempFile>,
 }
 
@@ -64,69 +64,74 @@ pub struct Upstream {
 enum Key {
     /// The operator's own file.
     File(std::path::PathBuf),
-    /// What a variable held or a command printed.
-    Kept(NamedTempFile),
+    /// A temporary file with the key from a variable or a command.
+    Temporary(NamedTempFile),
 }
 
 impl Key {
     fn path(&self) -> &Path {
         match self {
             Key::File(path) => path,
-            Key::Kept(file) => file.path(),
+            Key::Temporary(file) => file.path(),
         }
     }
 }
 
-impl Upstream {
-    /// Finds out where it is, and gets the key ready.
-    pub async fn reach(mirror: &MirrorSettings, asking: &Asking<'_>) -> Result<Self, Stale> {
-        let Asking {
+impl MirrorUpstream {
+    /// Resolves the upstream's address and writes its temporary files.
+    pub async fn resolve(
+        mirror: &MirrorSettings,
+        access: &UpstreamAccess<'_>,
+    ) -> Result<Self, MirrorError> {
+        let UpstreamAccess {
             dialer,
             settings,
             sandbox,
             directory,
-        } = *asking;
-        let place = mirror
+        } = *access;
+        let upstream_address = mirror
             .address()
-            .ok_or_else(|| Stale::unreachable("its address cannot be read"))?;
-        if place.transport == MirrorTransport::Ssh
-            && !spawn_blocking(|| is_there("ssh"))
+            .ok_or_else(|| MirrorError::unreachable("its address is not valid"))?;
+        if upstream_address.transport == MirrorTransport::Ssh
+            && !spawn_blocking(|| is_installed("ssh"))
                 .await
-                .is_ok_and(|there| there)
+                .is_ok_and(|installed| installed)
         {
-            return Err(Stale::missing("ssh"));
+            return Err(MirrorError::missing("ssh"));
         }
-        let addresses = dialer.find(sandbox, &place.host, place.port).await?;
+        let addresses = dialer
+            .resolve(sandbox, &upstream_address.host, upstream_address.port)
+            .await?;
         let address = addresses
             .first()
             .copied()
-            .ok_or_else(|| Stale::unreachable("it has no address"))?;
-        let key = match (&mirror.identity, place.transport) {
-            (Some(source), MirrorTransport::Ssh) => Some(key(source, directory).await?),
+            .ok_or_else(|| MirrorError::unreachable("it has no address"))?;
+        let key = match (&mirror.identity, upstream_address.transport) {
+            (Some(source), MirrorTransport::Ssh) => Some(load_key(source, directory).await?),
             _ => None,
         };
-        let known_hosts = match (&mirror.host_key, place.transport) {
+        let known_hosts = match (&mirror.host_key, upstream_address.transport) {
             (Some(line), MirrorTransport::Ssh) => {
                 let line = format!("palisade {line}\n");
-                Some(keep(line.into(), directory).await?)
+                Some(write_temporary(line.into(), directory).await?)
             }
             _ => None,
         };
-        let roots = match place.transport {
+        let roots = match upstream_address.transport {
             MirrorTransport::Https if !settings.egress.extra_roots.is_empty() => {
-                Some(roots(settings, directory).await?)
+                Some(write_roots(settings, directory).await?)
             }
             _ => None,
         };
-        let patience = settings.egress.timeouts.connect.as_secs().max(1);
+        let connect_timeout = settings.egress.timeouts.connect.as_secs().max(1);
         let UpstreamAddress {
             transport,
             user,
             host,
             port,
             path,
-        } = place;
-        // Where the operator says where a host is, that has a port of its own.
+        } = upstream_address;
+        // An entry in `egress.resolve` may change the port as well.
         let url = match transport {
             MirrorTransport::Git => format!("git://{address}{path}"),
             MirrorTransport::Https => format!("https://{host}:{}{path}", address.port()),
@@ -141,30 +146,30 @@ impl Upstream {
             port,
             path,
             address,
-            patience,
+            connect_timeout,
             key,
             known_hosts,
             roots,
         })
     }
 
-    /// Its address as git is told.
+    /// The URL for git.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// How it is spoken to.
+    /// The transport.
     pub fn transport(&self) -> MirrorTransport {
         self.transport
     }
 
-    /// The repository, as its host is told.
+    /// Path of the repository on its host.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Leads a git command there, and nowhere else.
-    pub fn prepare(&self, command: &mut Command) {
+    /// Configures a git command to connect to this upstream only.
+    pub fn configure_git(&self, command: &mut Command) {
         let allowed = match self.transport {
             MirrorTransport::Ssh => "ssh",
             MirrorTransport::Https => "https",
@@ -175,8 +180,8 @@ impl Upstream {
         match self.transport {
             MirrorTransport::Ssh => {
                 let mut line = "ssh".to_owned();
-                for word in self.ssh_options() {
-                    let _ = write!(line, " {}", quoted(&word));
+                for argument in self.ssh_options() {
+                    let _ = write!(line, " {}", shell_quoted(&argument));
                 }
                 command
                     .env("GIT_SSH_COMMAND", line)
@@ -199,15 +204,15 @@ impl Upstream {
                 }
             }
             MirrorTransport::Git => {
-                let asked = format!("{}:{}", self.host, self.port);
-                command.env("GIT_OVERRIDE_VIRTUAL_HOST", asked);
+                let virtual_host = format!("{}:{}", self.host, self.port);
+                command.env("GIT_OVERRIDE_VIRTUAL_HOST", virtual_host);
             }
         }
     }
 
-    /// Begins a conversation with a program of git's on the other side.
-    pub fn speak(&self, program: &str) -> Result<Child, GitCommandError> {
-        let mut command = clean("ssh");
+    /// Starts a git program on the upstream's host over ssh.
+    pub fn spawn_ssh(&self, program: &str) -> Result<Child, GitCommandError> {
+        let mut command = clean_command("ssh");
         command.args(self.ssh_options());
         if let Some(user) = &self.user {
             command.arg("-l").arg(user);
@@ -215,18 +220,18 @@ impl Upstream {
         command
             .arg("--")
             .arg(&self.host)
-            .arg(format!("{program} {}", quoted(&self.path)))
+            .arg(format!("{program} {}", shell_quoted(&self.path)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command.spawn().map_err(|error| not_started("ssh", &error))
     }
 
-    /// No configuration, agent, password, forwarding or second connection; one key; one host
-    /// key; the address that was checked.
+    /// Options of ssh: no configuration file, agent, password, forwarding or connection sharing;
+    /// one key, one host key, and the checked address.
     fn ssh_options(&self) -> Vec<String> {
-        let mut words = vec!["-F".to_owned(), "/dev/null".to_owned(), "-T".to_owned()];
-        let mut option = |text: String| words.extend(["-o".to_owned(), text]);
+        let mut arguments = vec!["-F".to_owned(), "/dev/null".to_owned(), "-T".to_owned()];
+        let mut option = |text: String| arguments.extend(["-o".to_owned(), text]);
         for fixed in [
             "BatchMode=yes",
             "StrictHostKeyChecking=yes",
@@ -247,85 +252,88 @@ impl Upstream {
         ] {
             option(fixed.to_owned());
         }
-        option(format!("ConnectTimeout={}", self.patience));
+        option(format!("ConnectTimeout={}", self.connect_timeout));
         option(format!("HostName={}", self.address.ip()));
-        // What is said first counts, also before what git adds.
+        // ssh uses the first value of an option, so this one wins over the port that git adds.
         option(format!("Port={}", self.address.port()));
         let hosts = self.known_hosts.as_ref().map(NamedTempFile::path);
         let hosts = hosts.unwrap_or(Path::new("/dev/null"));
         option(format!("UserKnownHostsFile={}", hosts.display()));
         let key = self.key.as_ref().map_or(Path::new("none"), Key::path);
         option(format!("IdentityFile={}", key.display()));
-        words
+        arguments
     }
 }
 
-/// A word for a POSIX shell.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
+/// Quotes an argument for a POSIX shell.
+fn shell_quoted(argument: &str) -> String {
+    format!("'{}'", argument.replace('\'', r"'\''"))
 }
 
-async fn key(source: &SecretSource, directory: &Path) -> Result<Key, Stale> {
+async fn load_key(source: &SecretSource, directory: &Path) -> Result<Key, MirrorError> {
     let text = match source {
         SecretSource::File(path) => return Ok(Key::File(path.clone())),
         SecretSource::Env(name) => std::env::var(name)
-            .map_err(|_| Stale::key(&format!("the variable {name} is not set")))?
+            .map_err(|_| MirrorError::key(&format!("the environment variable {name} is not set")))?
             .into_bytes(),
-        SecretSource::Command(line) => printed(line).await?,
+        SecretSource::Command(line) => key_command_output(line).await?,
     };
-    if text.len() > MOST_KEY || text.is_empty() {
-        return Err(Stale::key("it is empty or too long"));
+    if text.len() > MAX_KEY_BYTES || text.is_empty() {
+        return Err(MirrorError::key("the key is empty or too long"));
     }
-    // ssh wants a last line that ends.
+    // ssh requires a newline at the end of the key.
     let text = [text.trim_ascii_end(), b"\n"].concat();
-    keep(text, directory).await.map(Key::Kept)
+    write_temporary(text, directory).await.map(Key::Temporary)
 }
 
-/// What the operator's command prints.
-async fn printed(line: &str) -> Result<Vec<u8>, Stale> {
+/// Runs the operator's key command and returns its output.
+async fn key_command_output(line: &str) -> Result<Vec<u8>, MirrorError> {
     let mut command = Command::new("sh");
     command
         .args(["-c", line])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true);
-    let within = std::time::Duration::from_secs(KEY_WITHIN);
-    let ran = timeout(within, command.output()).await;
-    let ran = ran.map_err(|_| Stale::key("its command does not end"))?;
-    let ran = ran.map_err(|error| Stale::key(&error.to_string()))?;
+    let limit = std::time::Duration::from_secs(KEY_COMMAND_TIMEOUT_SECS);
+    let ran = timeout(limit, command.output()).await;
+    let ran = ran.map_err(|_| MirrorError::key("the key command timed out"))?;
+    let ran = ran.map_err(|error| MirrorError::key(&error.to_string()))?;
     if !ran.status.success() {
-        return Err(Stale::key("its command failed"));
+        return Err(MirrorError::key("the key command failed"));
     }
     Ok(ran.stdout)
 }
 
-/// A file that only the gate reads, and that goes when it is dropped.
-async fn keep(content: Vec<u8>, directory: &Path) -> Result<NamedTempFile, Stale> {
+/// Writes a temporary file that only the gate's user can read. It is removed on drop.
+async fn write_temporary(content: Vec<u8>, directory: &Path) -> Result<NamedTempFile, MirrorError> {
     let directory = directory.to_owned();
-    let kept = spawn_blocking(move || {
-        let mut file = NamedTempFile::with_prefix_in(KEPT, directory)?;
+    let written = spawn_blocking(move || {
+        let mut file = NamedTempFile::with_prefix_in(TEMP_FILE_PREFIX, directory)?;
         file.write_all(&content)?;
         file.flush()?;
         Ok::<_, std::io::Error>(file)
     });
-    kept.await
+    written
+        .await
         .map_err(std::io::Error::other)
         .flatten()
-        .map_err(|error| Stale::key(&error.to_string()))
+        .map_err(|error| MirrorError::key(&error.to_string()))
 }
 
-/// The system's roots and the operator's in one file.
-async fn roots(settings: &Settings, directory: &Path) -> Result<NamedTempFile, Stale> {
+/// Writes the system's and the operator's root certificates to one file.
+async fn write_roots(settings: &Settings, directory: &Path) -> Result<NamedTempFile, MirrorError> {
     let mut all = tokio::fs::read("/etc/ssl/certs/ca-certificates.crt")
         .await
         .unwrap_or_default();
     for path in &settings.egress.extra_roots {
         let more = tokio::fs::read(path).await;
-        let more = more.map_err(|error| Stale::unreachable(&format!("its root: {error}")))?;
+        let more = more.map_err(|error| {
+            MirrorError::unreachable(&format!("reading an extra root failed: {error}"))
+        })?;
         all.push(b'\n');
         all.extend(more);
     }
-    keep(all, directory).await
+    write_temporary(all, directory).await
 }
 
 #[cfg(test)]
@@ -333,13 +341,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_survives_a_shell() {
-        for word in ["plain", "a b", "it's", "$(x) `y` \"z\" !", "-o", ""] {
-            let line = format!("printf %s {}", quoted(word));
+    fn shell_quoted_argument_reaches_the_program_unchanged() {
+        for argument in ["plain", "a b", "it's", "$(x) `y` \"z\" !", "-o", ""] {
+            let line = format!("printf %s {}", shell_quoted(argument));
             let ran = std::process::Command::new("sh")
                 .args(["-c", &line])
                 .output();
-            assert_eq!(ran.unwrap().stdout, word.as_bytes(), "{word}");
+            assert_eq!(ran.unwrap().stdout, argument.as_bytes(), "{argument}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Mirrors over git's own protocol, at `git://palisade.internal/<name>`.
+//! Serves mirrors over the git protocol, at `git://palisade.internal/<name>`.
 //!
 //! ```text
-//!   request line ──▶ who asks ──▶ mirror ──▶ pace ──┬─ upload-pack: git, on the mirror
-//!                                                   └─ receive-pack: list, push, answer
+//!   request line ──▶ identity ──▶ rate limit ──▶ mirror ──┬─ upload-pack: git on the mirror
+//!                                                         └─ receive-pack: refs, push, report
 //! ```
-//! One connection is one fetch or one push. What is asked for is answered by the functions that
-//! answer over HTTP; a refusal is git's own report, or an `ERR` line, which git prints.
+//! One connection is one fetch or one push. The requests are handled by the same functions as over
+//! HTTP. A refusal is a git push report or an `ERR` line, which git prints.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use policy::audit::Kind;
-use policy::host::{GATE, Host};
+use policy::host::{GATE_HOST, Host};
 use policy::reason::Reason;
 use policy::repository::RepositoryOperation;
 use policy::verdict::Denial;
@@ -27,53 +27,53 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::push::BANNER;
-use super::serve::{Visitor, version};
-use super::{held_push, push};
+use super::smart_http::{MirrorRequest, version};
+use super::upstream_push::BANNER;
+use super::{held_push, upstream_push};
 use crate::admission::take_token;
-use crate::body::{Broken, Content};
+use crate::body::{BodyError, MessageBody};
 use crate::body_stream;
-use crate::git_protocol::intake::Coding;
-use crate::git_protocol::line::{self, Line};
+use crate::git_protocol::pkt_line::{self, PktLine};
+use crate::git_protocol::push_spooler::PushEncoding;
 use crate::in_flight::InFlight;
 use crate::mirror::Mirror;
-use crate::mirror::output::Output;
-use crate::refusal::Refusal;
+use crate::mirror::output::ChildOutput;
+use crate::refusal::RequestRefusal;
 use crate::request::ConnectionInfo;
 use crate::request_cx::RequestCx;
 use crate::request_log::{RequestLog, Tally};
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
-use crate::source::{Source, reserve_record};
+use crate::source::{ConnectionSource, reserve_record};
 use crate::stage::Stage;
 
-/// The port on which this is spoken.
+/// Port of the git protocol.
 pub const PORT: u16 = 9418;
 
-/// The longest request line: a name, and what else a client says of itself.
-const MOST_ASKED: usize = 4096;
+/// Maximum size of the request line, with the path and the client's parameters.
+const MAX_REQUEST_LINE_BYTES: usize = 4096;
 
-/// What is read of a client at once.
-const PIECE: usize = 64 * 1024;
+/// Size of the read buffer.
+const READ_BYTES: usize = 64 * 1024;
 
-/// What a client may say on one fetch: more than a million commits that it has.
-const MOST_SAID: u64 = 64 * 1024 * 1024;
+/// Maximum number of bytes that a client may send in one fetch: enough for a million commits.
+const MAX_FETCH_INPUT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// How long a client that was answered may go on speaking.
-const PARTING: Duration = Duration::from_secs(10);
+/// How long the gate reads from a client after it has responded.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a client asks for, in its first line.
+/// The request line of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wanted {
+struct RequestLine {
     operation: RepositoryOperation,
-    /// The repository, as it was written.
+    /// Path of the repository as sent.
     path: String,
-    /// The mirror.
+    /// Name of the mirror, if the path is a mirror's.
     name: Option<String>,
     protocol: Option<&'static str>,
 }
 
-/// Serves a connection to its end. Whatever happens is written down, once.
+/// Serves a connection to its end and writes one audit record.
 pub async fn serve(
     services: &Arc<Services>,
     sandbox: &Arc<SandboxState>,
@@ -81,276 +81,282 @@ pub async fn serve(
     stream: TcpStream,
 ) {
     let slot = reserve_record(Some(sandbox)).await;
-    let mut trail = RequestLog::begin(services, Some(sandbox), Kind::Git, slot);
-    connection_info.note(&mut trail);
+    let mut log = RequestLog::begin(services, Some(sandbox), Kind::Git, slot);
+    connection_info.note(&mut log);
     let cx = RequestCx::new(services, sandbox);
     let timeouts = &cx.snapshot.settings.egress.timeouts;
     let (mut from, to) = stream.into_split();
-    let (send, heard) = mpsc::channel(1);
-    let asked = timeout(timeouts.header, hear(&mut from)).await;
-    let (wanted, rest) = match asked.unwrap_or_else(|_| Err(late())) {
-        Ok(heard) => heard,
+    let (sender, receiver) = mpsc::channel(1);
+    let reading = timeout(timeouts.header, read_request_line(&mut from)).await;
+    let (line, rest) = match reading.unwrap_or_else(|_| Err(request_line_timed_out())) {
+        Ok(read) => read,
         Err(denial) => {
-            drop(heard);
-            refuse(to, trail, &Refusal::new(Stage::Request, denial)).await;
-            let _ = timeout(PARTING, read_on(from, send)).await;
+            drop(receiver);
+            refuse(to, log, &RequestRefusal::new(Stage::Request, denial)).await;
+            let _ = timeout(LINGER_TIMEOUT, read_to_end(from, sender)).await;
             return;
         }
     };
-    let visit = ClientConnection {
+    let connection = GitConnection {
         cx: &cx,
-        wire: Wire {
-            heard,
-            first: (!rest.is_empty()).then_some(rest),
+        input: ClientInput {
+            receiver,
+            buffered: (!rest.is_empty()).then_some(rest),
         },
         to,
     };
-    let mut reading = std::pin::pin!(read_on(from, send));
-    let mut answering = std::pin::pin!(visit.answer(wanted, trail));
+    let mut reading = std::pin::pin!(read_to_end(from, sender));
+    let mut responding = std::pin::pin!(connection.respond(line, log));
     tokio::select! {
-        () = &mut answering => {
-            // A client that is still speaking would not hear the answer from a closed socket.
-            let _ = timeout(PARTING, reading).await;
+        () = &mut responding => {
+            // Closing a socket with unread input resets it, and the client may lose the response.
+            let _ = timeout(LINGER_TIMEOUT, reading).await;
         }
-        () = &mut reading => answering.await,
+        () = &mut reading => responding.await,
     }
 }
 
-/// A client on its way to its answer.
-struct ClientConnection<'a> {
+/// A connection whose request line was read.
+struct GitConnection<'a> {
     cx: &'a RequestCx,
-    wire: Wire,
+    input: ClientInput,
     to: OwnedWriteHalf,
 }
 
-impl ClientConnection<'_> {
-    async fn answer(self, wanted: Wanted, mut trail: RequestLog) {
-        let Self { cx, wire, mut to } = self;
-        let patience = cx.snapshot.settings.egress.timeouts.idle;
-        let answered = answer(cx, &wanted, wire, &mut to, &mut trail);
-        match Box::pin(answered).await {
-            Ok(Answer::Pushed(answer, live)) => {
-                trail.passed(Stage::Git);
-                let answer = body_stream::receiving(answer, trail, live, patience);
-                send(answer, &mut to).await;
+impl GitConnection<'_> {
+    async fn respond(self, line: RequestLine, mut log: RequestLog) {
+        let Self { cx, input, mut to } = self;
+        let idle_timeout = cx.snapshot.settings.egress.timeouts.idle;
+        let handling = handle(cx, &line, input, &mut to, &mut log);
+        match Box::pin(handling).await {
+            Ok(Outcome::Pushed(report, in_flight)) => {
+                log.end_stage(Stage::Git);
+                let report = body_stream::response_body(report, log, in_flight, idle_timeout);
+                send(report, &mut to).await;
             }
-            Ok(Answer::Fetch(fetch)) => {
-                trail.passed(Stage::Git);
+            Ok(Outcome::Fetch(fetch)) => {
+                log.end_stage(Stage::Git);
                 let Fetch {
                     output,
                     stdin,
-                    wire,
-                    live,
+                    input,
+                    in_flight,
                 } = *fetch;
-                let tally = Arc::clone(&trail.tally);
-                let output = body_stream::receiving(output, trail, live, patience);
-                let mut answering = std::pin::pin!(send(output, &mut to));
+                let tally = Arc::clone(&log.tally);
+                let output = body_stream::response_body(output, log, in_flight, idle_timeout);
+                let mut sending = std::pin::pin!(send(output, &mut to));
                 tokio::select! {
-                    () = &mut answering => {}
-                    () = pass_on(wire, stdin, &tally) => answering.await,
+                    () = &mut sending => {}
+                    () = copy_input(input, stdin, &tally) => sending.await,
                 }
             }
-            Ok(Answer::Nothing) => trail.passed(Stage::Git),
-            Err(refusal) => return refuse(to, trail, &refusal).await,
+            Ok(Outcome::Nothing) => log.end_stage(Stage::Git),
+            Err(refusal) => return refuse(to, log, &refusal).await,
         }
         let _ = to.shutdown().await;
     }
 }
 
-/// What came of a request.
-enum Answer {
-    /// Upstream's answer to a push.
-    Pushed(Content, InFlight),
-    /// A conversation with git.
+/// Outcome of an allowed request.
+enum Outcome {
+    /// Upstream's response to a push.
+    Pushed(MessageBody, InFlight),
+    /// A fetch that git serves.
     Fetch(Box<Fetch>),
-    /// Nothing more was wanted.
+    /// The client left after the ref advertisement, or sent a flush only.
     Nothing,
 }
 
-/// A conversation between a client and git.
+/// A fetch between a client and git.
 struct Fetch {
-    output: Output,
+    output: ChildOutput,
     stdin: Option<tokio::process::ChildStdin>,
-    wire: Wire,
-    live: InFlight,
+    input: ClientInput,
+    in_flight: InFlight,
 }
 
-/// The way of a request, in its order.
-async fn answer(
+/// Handles a request: identity, rate limit, mirror, then fetch or push.
+async fn handle(
     cx: &RequestCx,
-    wanted: &Wanted,
-    wire: Wire,
+    line: &RequestLine,
+    input: ClientInput,
     to: &mut OwnedWriteHalf,
-    trail: &mut RequestLog,
-) -> Result<Answer, Refusal> {
-    trail.event.operation = Some(wanted.operation.as_str().to_owned());
-    trail.event.host = Some(GATE.to_owned());
-    trail.event.path = Some(wanted.path.clone());
-    let source = Source::Listener(Arc::clone(&cx.sandbox));
+    log: &mut RequestLog,
+) -> Result<Outcome, RequestRefusal> {
+    log.event.operation = Some(line.operation.as_str().to_owned());
+    log.event.host = Some(GATE_HOST.to_owned());
+    log.event.path = Some(line.path.clone());
+    let source = ConnectionSource::Listener(Arc::clone(&cx.sandbox));
     let identity = source.identify(&cx.services, None)?;
-    trail.passed(Stage::Identity);
-    let host = Host::parse(GATE).map_err(|error| {
-        let denial = Denial::new(Reason::Internal, "names").because(error.to_string());
-        Refusal::new(Stage::Request, denial)
+    log.end_stage(Stage::Identity);
+    let host = Host::parse(GATE_HOST).map_err(|error| {
+        let denial = Denial::new(Reason::Internal, "names").with_evidence(error.to_string());
+        RequestRefusal::new(Stage::Request, denial)
     })?;
-    let visitor = Visitor {
+    let request = MirrorRequest {
         cx,
         registration: identity.registration(),
         host: &host,
     };
-    let _pass = take_token(cx, &host, trail)?;
-    let Some(name) = &wanted.name else {
-        return Err(Refusal::new(Stage::Git, elsewhere()));
+    let _pass = take_token(cx, &host, log)?;
+    let Some(name) = &line.name else {
+        return Err(RequestRefusal::new(Stage::Git, not_a_mirror()));
     };
-    trail.event.repo = Some(name.clone());
-    let mirror = visitor.find(name, trail)?;
-    match wanted.operation {
-        RepositoryOperation::Fetch => fetch(&visitor, &mirror, wanted.protocol, wire).await,
-        RepositoryOperation::Push => take_push(&visitor, &mirror, wire, to, trail).await,
+    log.event.repo = Some(name.clone());
+    let mirror = request.find(name, log)?;
+    match line.operation {
+        RepositoryOperation::Fetch => fetch(&request, &mirror, line.protocol, input).await,
+        RepositoryOperation::Push => receive_push(&request, &mirror, input, to, log).await,
         RepositoryOperation::AdvertiseFetch
         | RepositoryOperation::AdvertisePush
         | RepositoryOperation::Lfs
-        | RepositoryOperation::Download => Err(Refusal::new(Stage::Git, elsewhere())),
+        | RepositoryOperation::Download => Err(RequestRefusal::new(Stage::Git, not_a_mirror())),
     }
 }
 
-/// Begins a conversation with git on the mirror.
+/// Starts git on the mirror for a fetch.
 async fn fetch(
-    visitor: &Visitor<'_>,
+    request: &MirrorRequest<'_>,
     mirror: &Mirror,
     protocol: Option<&'static str>,
-    wire: Wire,
-) -> Result<Answer, Refusal> {
+    input: ClientInput,
+) -> Result<Outcome, RequestRefusal> {
     // The semaphore is never closed.
-    let place = Arc::clone(&visitor.cx.sandbox.fetches)
+    let permit = Arc::clone(&request.cx.sandbox.fetches)
         .acquire_owned()
         .await;
-    let refreshed = Box::pin(mirror.refresh(&visitor.asking())).await;
-    refreshed.map_err(|why| why.refusal(mirror))?;
-    let begun = mirror.upload_pack(&[], protocol).await;
-    let (mut child, usage) = begun.map_err(|why| why.refusal(mirror))?;
+    let refreshed = Box::pin(mirror.refresh(&request.upstream_access())).await;
+    refreshed.map_err(|error| error.refusal(mirror))?;
+    let started = mirror.upload_pack(&[], protocol).await;
+    let (mut child, usage) = started.map_err(|error| error.refusal(mirror))?;
     let stdin = child.stdin.take();
-    let live = visitor.enter(mirror).await?;
-    Ok(Answer::Fetch(Box::new(Fetch {
-        output: Output::new(child, b"").holding(place.ok()).using(usage),
+    let in_flight = request.enter(mirror).await?;
+    Ok(Outcome::Fetch(Box::new(Fetch {
+        output: ChildOutput::new(child, b"")
+            .holding(permit.ok())
+            .using(usage),
         stdin,
-        wire,
-        live,
+        input,
+        in_flight,
     })))
 }
 
-/// Tells a client what upstream has, and takes what it pushes.
-async fn take_push(
-    visitor: &Visitor<'_>,
+/// Sends the client upstream's ref advertisement and forwards its push.
+async fn receive_push(
+    request: &MirrorRequest<'_>,
     mirror: &Mirror,
-    mut wire: Wire,
+    mut input: ClientInput,
     to: &mut OwnedWriteHalf,
-    trail: &mut RequestLog,
-) -> Result<Answer, Refusal> {
-    let (told, live) = Box::pin(push::advertise(visitor, mirror)).await?;
-    let told = told.strip_prefix(BANNER).unwrap_or(&told);
-    let length = u64::try_from(told.len()).unwrap_or(u64::MAX);
-    trail.tally.received.fetch_add(length, Ordering::Relaxed);
-    let advertised = RepositoryOperation::AdvertisePush.as_str();
-    let patience = visitor.cx.snapshot.settings.egress.timeouts.idle;
-    let written = timeout(patience, to.write_all(told)).await;
-    drop(live);
-    if !matches!(written, Ok(Ok(()))) || !wire.is_spoken(patience).await {
-        // Whoever finds that there is nothing to push may just leave.
-        trail.event.operation = Some(advertised.to_owned());
-        return Ok(Answer::Nothing);
+    log: &mut RequestLog,
+) -> Result<Outcome, RequestRefusal> {
+    let (advertised, in_flight) = Box::pin(upstream_push::advertise(request, mirror)).await?;
+    let advertised = advertised.strip_prefix(BANNER).unwrap_or(&advertised);
+    let length = u64::try_from(advertised.len()).unwrap_or(u64::MAX);
+    log.tally.received.fetch_add(length, Ordering::Relaxed);
+    let advertise_operation = RepositoryOperation::AdvertisePush.as_str();
+    let idle_timeout = request.cx.snapshot.settings.egress.timeouts.idle;
+    let written = timeout(idle_timeout, to.write_all(advertised)).await;
+    drop(in_flight);
+    if !matches!(written, Ok(Ok(()))) || !input.wait_for_data(idle_timeout).await {
+        // A client with nothing to push may close the connection.
+        log.event.operation = Some(advertise_operation.to_owned());
+        return Ok(Outcome::Nothing);
     }
-    let body = body_stream::sending(wire, &trail.tally, patience);
-    let taking = Box::pin(held_push::take(
-        visitor,
+    let body = body_stream::request_body(input, &log.tally, idle_timeout);
+    let pushing = Box::pin(held_push::forward(
+        request,
         mirror,
-        Coding::Endless,
+        PushEncoding::UntilPackEnd,
         body,
-        trail,
+        log,
     ));
-    match taking.await? {
-        (Some(answer), live) => Ok(Answer::Pushed(answer, live)),
+    match pushing.await? {
+        (Some(report), in_flight) => Ok(Outcome::Pushed(report, in_flight)),
         (None, _) => {
-            // A flush alone is what git says in that case.
-            trail.event.operation = Some(advertised.to_owned());
-            trail.event.event = None;
-            Ok(Answer::Nothing)
+            // A flush alone: git has nothing to push.
+            log.event.operation = Some(advertise_operation.to_owned());
+            log.event.event = None;
+            Ok(Outcome::Nothing)
         }
     }
 }
 
-/// What a client says, as it comes. There is an end only where it closes its side.
-struct Wire {
-    heard: mpsc::Receiver<Bytes>,
-    /// What came before, and was not taken yet.
-    first: Option<Bytes>,
+/// Bytes received from a client. They end only when the client closes its sending side.
+struct ClientInput {
+    receiver: mpsc::Receiver<Bytes>,
+    /// Received bytes that come before those of the channel.
+    buffered: Option<Bytes>,
 }
 
-impl Wire {
-    /// Whether the client says something, in time.
-    async fn is_spoken(&mut self, patience: Duration) -> bool {
-        if self.first.is_none() {
-            self.first = timeout(patience, self.heard.recv()).await.ok().flatten();
+impl ClientInput {
+    /// Waits for bytes from the client. Returns whether any arrived in time.
+    async fn wait_for_data(&mut self, limit: Duration) -> bool {
+        if self.buffered.is_none() {
+            self.buffered = timeout(limit, self.receiver.recv()).await.ok().flatten();
         }
-        self.first.is_some()
+        self.buffered.is_some()
     }
 
     async fn next(&mut self) -> Option<Bytes> {
-        match self.first.take() {
-            Some(first) => Some(first),
-            None => self.heard.recv().await,
+        match self.buffered.take() {
+            Some(bytes) => Some(bytes),
+            None => self.receiver.recv().await,
         }
     }
 }
 
-impl Body for Wire {
+impl Body for ClientInput {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        let next = match self.first.take() {
-            Some(first) => Some(first),
-            None => ready!(self.heard.poll_recv(cx)),
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let next = match self.buffered.take() {
+            Some(bytes) => Some(bytes),
+            None => ready!(self.receiver.poll_recv(cx)),
         };
         Poll::Ready(next.map(|data| Ok(Frame::data(data))))
     }
 }
 
-/// Reads what a client says, for whoever wants it; into nowhere when nobody does any more.
-async fn read_on(mut from: OwnedReadHalf, to: mpsc::Sender<Bytes>) {
+/// Reads from a client to the end, and discards the bytes once the receiver is closed.
+async fn read_to_end(mut from: OwnedReadHalf, to: mpsc::Sender<Bytes>) {
     let mut buffer = BytesMut::new();
     loop {
-        buffer.reserve(PIECE);
+        buffer.reserve(READ_BYTES);
         match from.read_buf(&mut buffer).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {
-                // Nobody to take it: it is thrown away.
+                // A closed receiver needs no more bytes.
                 let _ = to.send(buffer.split().freeze()).await;
             }
         }
     }
 }
 
-/// Passes on to git what a client says, until either has enough.
-async fn pass_on(mut wire: Wire, stdin: Option<tokio::process::ChildStdin>, tally: &Tally) {
+/// Copies the client's bytes to git until either side ends or the limit is reached.
+async fn copy_input(
+    mut input: ClientInput,
+    stdin: Option<tokio::process::ChildStdin>,
+    tally: &Tally,
+) {
     let Some(mut stdin) = stdin else { return };
-    let mut said = 0_u64;
-    while let Some(data) = wire.next().await {
+    let mut copied = 0_u64;
+    while let Some(data) = input.next().await {
         let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
-        said = said.saturating_add(length);
+        copied = copied.saturating_add(length);
         tally.sent.fetch_add(length, Ordering::Relaxed);
-        if said > MOST_SAID || stdin.write_all(&data).await.is_err() {
+        if copied > MAX_FETCH_INPUT_BYTES || stdin.write_all(&data).await.is_err() {
             return;
         }
     }
 }
 
-/// Sends an answer. Where it breaks off, the connection does.
-async fn send(mut answer: Content, to: &mut OwnedWriteHalf) {
-    while let Some(Ok(frame)) = answer.frame().await {
+/// Sends a body to the client. An error in the body ends the response early.
+async fn send(mut body: MessageBody, to: &mut OwnedWriteHalf) {
+    while let Some(Ok(frame)) = body.frame().await {
         let data = frame.into_data().unwrap_or_default();
         if to.write_all(&data).await.is_err() {
             return;
@@ -358,45 +364,47 @@ async fn send(mut answer: Content, to: &mut OwnedWriteHalf) {
     }
 }
 
-async fn refuse(mut to: OwnedWriteHalf, mut trail: RequestLog, refusal: &Refusal) {
-    trail.refused(refusal.stage, &refusal.denial);
-    let said = refusal.spoken(trail.id);
-    let length = u64::try_from(said.len()).unwrap_or(u64::MAX);
-    trail.tally.received.fetch_add(length, Ordering::Relaxed);
-    drop(trail);
-    if to.write_all(&said).await.is_ok() {
+async fn refuse(mut to: OwnedWriteHalf, mut log: RequestLog, refusal: &RequestRefusal) {
+    log.record_refusal(refusal.stage, &refusal.denial);
+    let message = refusal.to_git_protocol(log.id);
+    let length = u64::try_from(message.len()).unwrap_or(u64::MAX);
+    log.tally.received.fetch_add(length, Ordering::Relaxed);
+    drop(log);
+    if to.write_all(&message).await.is_ok() {
         let _ = to.shutdown().await;
     }
 }
 
-/// Reads a client's first line, and what came with it.
-async fn hear(from: &mut OwnedReadHalf) -> Result<(Wanted, Bytes), Denial> {
-    let mut heard = BytesMut::with_capacity(MOST_ASKED);
+/// Reads the request line of a client. Also returns bytes that were received after it.
+async fn read_request_line(from: &mut OwnedReadHalf) -> Result<(RequestLine, Bytes), Denial> {
+    let mut received = BytesMut::with_capacity(MAX_REQUEST_LINE_BYTES);
     loop {
-        match line::first(&heard) {
-            Ok(Some((Line::Data(data), length))) => {
-                let wanted = read(data).ok_or_else(unreadable)?;
-                let rest = heard.split_off(length).freeze();
-                return Ok((wanted, rest));
+        match pkt_line::first(&received) {
+            Ok(Some((PktLine::Data(data), length))) => {
+                let line = parse_request_line(data).ok_or_else(malformed_request)?;
+                let rest = received.split_off(length).freeze();
+                return Ok((line, rest));
             }
-            Ok(Some((Line::Flush | Line::Other, _))) | Err(_) => return Err(unreadable()),
-            Ok(None) if heard.len() >= MOST_ASKED => return Err(unreadable()),
+            Ok(Some((PktLine::Flush | PktLine::Other, _))) | Err(_) => {
+                return Err(malformed_request());
+            }
+            Ok(None) if received.len() >= MAX_REQUEST_LINE_BYTES => return Err(malformed_request()),
             Ok(None) => {}
         }
-        match from.read_buf(&mut heard).await {
+        match from.read_buf(&mut received).await {
             Ok(0) | Err(_) => {
-                let why = "it left before it said what it wanted";
-                return Err(Denial::new(Reason::ClientLeft, "git:form").because(why));
+                let evidence = "the client closed the connection before its request line";
+                return Err(Denial::new(Reason::ClientLeft, "git:form").with_evidence(evidence));
             }
             Ok(_) => {}
         }
     }
 }
 
-/// Reads `git-upload-pack /name NUL host=… NUL NUL version=… NUL` (gitprotocol-pack, 'Git
-/// Transport'). Which host a client meant does not matter: whatever it is, the gate answers.
-fn read(line: &[u8]) -> Option<Wanted> {
-    let line = str::from_utf8(line::chomp(line)).ok()?;
+/// Parses `git-upload-pack /name NUL host=… NUL NUL version=… NUL` (gitprotocol-pack, 'Git
+/// Transport'). The host parameter is ignored, because the gate serves every host here.
+fn parse_request_line(line: &[u8]) -> Option<RequestLine> {
+    let line = str::from_utf8(pkt_line::chomp(line)).ok()?;
     let mut parts = line.split('\0');
     let (service, path) = parts.next()?.split_once(' ')?;
     let operation = match service {
@@ -407,34 +415,35 @@ fn read(line: &[u8]) -> Option<Wanted> {
     if path.chars().any(char::is_control) {
         return None;
     }
-    Some(Wanted {
+    Some(RequestLine {
         operation,
         path: path.to_owned(),
-        name: name(path).map(str::to_owned),
+        name: mirror_name(path).map(str::to_owned),
         protocol: parts.find_map(version),
     })
 }
 
-/// The mirror that a path means: `/app`, `/app.git` or, as over HTTP, `/git/app`.
-fn name(path: &str) -> Option<&str> {
+/// The mirror name in a path: `/app`, `/app.git` or, as over HTTP, `/git/app`.
+fn mirror_name(path: &str) -> Option<&str> {
     let path = path.strip_prefix('/')?;
     let name = path.strip_prefix("git/").unwrap_or(path);
     let name = name.strip_suffix(".git").unwrap_or(name);
     (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
-fn late() -> Denial {
-    Denial::new(Reason::ClientTimeout, "timeouts.header").because("the first line took too long")
+fn request_line_timed_out() -> Denial {
+    Denial::new(Reason::ClientTimeout, "timeouts.header")
+        .with_evidence("the request line did not arrive in time")
 }
 
-fn unreadable() -> Denial {
+fn malformed_request() -> Denial {
     Denial::new(Reason::GitMalformed, "git:form")
-        .saying("What is asked for cannot be read. Mirrors are fetched from and pushed to.")
+        .with_message("The git request could not be parsed. Mirrors support fetch and push.")
 }
 
-fn elsewhere() -> Denial {
-    Denial::new(Reason::GitRepo, "git.mirrors").saying(
-        "Only mirrors are here: clone, fetch from and push to git://palisade.internal/<name>.",
+fn not_a_mirror() -> Denial {
+    Denial::new(Reason::GitRepo, "git.mirrors").with_message(
+        "This path is not a mirror: clone, fetch from and push to git://palisade.internal/<name>.",
     )
 }
 
@@ -443,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_read_as_git_writes_it() {
+    fn request_line_of_git_is_parsed() {
         for (line, operation, name, protocol) in [
             (
                 "git-upload-pack /app\0host=palisade.internal\0",
@@ -501,9 +510,9 @@ mod tests {
                 None,
             ),
         ] {
-            let wanted = read(line.as_bytes()).unwrap();
-            assert_eq!((wanted.operation, wanted.protocol), (operation, protocol));
-            assert_eq!(wanted.name.as_deref(), name, "{line}");
+            let request = parse_request_line(line.as_bytes()).unwrap();
+            assert_eq!((request.operation, request.protocol), (operation, protocol));
+            assert_eq!(request.name.as_deref(), name, "{line}");
         }
         for bad in [
             &b"git-upload-archive /app\0host=x\0"[..],
@@ -514,7 +523,7 @@ mod tests {
             b"GET / HTTP/1.1",
             b"",
         ] {
-            assert_eq!(read(bad), None, "{bad:?}");
+            assert_eq!(parse_request_line(bad), None, "{bad:?}");
         }
     }
 }

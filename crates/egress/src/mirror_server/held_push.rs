@@ -1,52 +1,52 @@
-//! A push to a mirror: taken in and decided about like any other, then sent to upstream in the
-//! client's own words.
+//! A push to a mirror: spooled and decided like any other push, held while the operator is asked,
+//! then sent to upstream unchanged.
 
 use std::sync::Arc;
 
-use decide::hold::{self, Attempt, Held, Holding};
-use policy::answer::{Answer, Answers};
+use decide::hold::{self, Attempt, HeldSubject, Holding};
+use policy::answer::{ApprovalAnswer, ApprovalAnswers};
 use policy::refs::RefUpdate;
 use policy::registration::MAX_RECEIVE_PACK_BYTES;
 use policy::verdict::{Denial, Digest};
 
-use super::push::tell;
-use super::serve::Visitor;
-use crate::body::Content;
+use super::smart_http::MirrorRequest;
+use super::upstream_push;
+use crate::body::MessageBody;
 use crate::body_stream;
-use crate::git::receive::{self, Arrival, PushVerdict};
-use crate::git::upstream::Upstream;
-use crate::git_protocol::intake::Coding;
-use crate::git_protocol::push::Capabilities;
+use crate::git::receive::{self, IncomingPush, PushVerdict};
+use crate::git::upstream_trees::UpstreamRepository;
+use crate::git_protocol::push::PushCapabilities;
+use crate::git_protocol::push_spooler::PushEncoding;
 use crate::in_flight::{Authorized, InFlight};
 use crate::message::BodyState;
 use crate::mirror::Mirror;
-use crate::refusal::Refusal;
+use crate::refusal::RequestRefusal;
 use crate::request_cx::{self, RequestCx};
 use crate::request_log::RequestLog;
-use crate::response_filters::git_report::Sent;
-use crate::source::Source;
+use crate::response_filters::git_report::ForwardedPush;
+use crate::source::ConnectionSource;
 use crate::stage::Stage;
 
-/// Takes a push in, has it decided, and sends it to upstream. What comes back is upstream's
-/// answer; none where nothing was to be pushed.
-pub(super) async fn take(
-    visitor: &Visitor<'_>,
+/// Spools a push, decides it and sends it to upstream. Returns upstream's response, or none for a
+/// probe.
+pub(super) async fn forward(
+    request: &MirrorRequest<'_>,
     mirror: &Mirror,
-    coding: Coding,
-    body: Content,
-    trail: &mut RequestLog,
-) -> Result<(Option<Content>, InFlight), Refusal> {
+    encoding: PushEncoding,
+    body: MessageBody,
+    log: &mut RequestLog,
+) -> Result<(Option<MessageBody>, InFlight), RequestRefusal> {
     let mut held = HeldPush {
-        visitor,
+        request,
         name: mirror.name(),
-        coding,
+        encoding,
         body: BodyState::Stream(body),
-        paid: false,
-        asked: None,
+        token_taken: false,
+        report_to: None,
         waiting: None,
-        trail,
+        log,
     };
-    let services = &visitor.cx.services;
+    let services = &request.cx.services;
     let holding = Holding {
         questions: services.questions(),
         policy: services.policy(),
@@ -54,96 +54,107 @@ pub(super) async fn take(
     };
     let (cx, mirror, sent) = hold::settle(&mut held, holding).await?;
     let push = held.body.into_content();
-    let visitor = Visitor {
+    let request = MirrorRequest {
         cx: &cx,
-        ..*visitor
+        ..*request
     };
-    let in_flight = visitor.enter(&mirror).await?;
+    let in_flight = request.enter(&mirror).await?;
     let Some(sent) = sent else {
         return Ok((None, in_flight));
     };
     let push = body_stream::revocable(push, in_flight.for_upload());
-    let told = tell(services, &mirror, &visitor.asking(), push).await;
-    let answer = told.map_err(|why| {
-        let denial = why.denial(mirror.name());
-        receive::refused(denial, sent.capabilities, &sent.updates)
+    let access = request.upstream_access();
+    let sending = upstream_push::send_push(services, &mirror, &access, push).await;
+    let response = sending.map_err(|error| {
+        let denial = error.denial(mirror.name());
+        receive::push_refusal(denial, sent.capabilities, &sent.updates)
     })?;
-    Ok((Some(sent.watch(answer)), in_flight))
+    Ok((Some(sent.watch(response)), in_flight))
 }
 
-/// A push to a mirror that is decided, and may have to wait in between.
+/// A push to a mirror while it is decided, which may include waiting for the operator.
 struct HeldPush<'a> {
-    visitor: &'a Visitor<'a>,
-    /// The name of the mirror. Which upstream that is, the rules of each attempt say.
+    request: &'a MirrorRequest<'a>,
+    /// Name of the mirror. Every attempt looks up its upstream in the current settings.
     name: &'a str,
-    coding: Coding,
+    encoding: PushEncoding,
     body: BodyState,
-    /// Whether its token was taken.
-    paid: bool,
-    /// How the refusal of its question is answered.
-    asked: Option<(Capabilities, Vec<RefUpdate>)>,
-    /// Its entry in the in-flight set while it waits.
+    /// Whether the push has taken its rate limit token.
+    token_taken: bool,
+    /// Capabilities and updates for the report of a refusal, once a question was asked.
+    report_to: Option<(PushCapabilities, Vec<RefUpdate>)>,
+    /// Entry in the in-flight set while the push waits.
     waiting: Option<InFlight>,
-    trail: &'a mut RequestLog,
+    log: &'a mut RequestLog,
 }
 
-impl Held for HeldPush<'_> {
-    type Allowed = (RequestCx, Arc<Mirror>, Option<Box<Sent>>);
-    type Refused = Refusal;
+impl HeldSubject for HeldPush<'_> {
+    type Allowed = (RequestCx, Arc<Mirror>, Option<Box<ForwardedPush>>);
+    type Refused = RequestRefusal;
 
-    async fn attempt(&mut self, answers: &Answers) -> Result<Attempt<Self::Allowed>, Refusal> {
+    async fn attempt(
+        &mut self,
+        answers: &ApprovalAnswers,
+    ) -> Result<Attempt<Self::Allowed>, RequestRefusal> {
         if self.waiting.take().is_some() {
-            self.trail.resumed();
+            self.log.restart_stage_timer();
         }
-        let cx = self.visitor.cx.renewed();
-        let source = Source::Listener(Arc::clone(&cx.sandbox));
+        let cx = self.request.cx.renewed();
+        let source = ConnectionSource::Listener(Arc::clone(&cx.sandbox));
         let identity = source.identify(&cx.services, None)?;
-        let visitor = Visitor {
+        let request = MirrorRequest {
             cx: &cx,
-            ..*self.visitor
+            ..*self.request
         };
-        let mirror = visitor.find(self.name, self.trail)?;
+        let mirror = request.find(self.name, self.log)?;
         let limits = &cx.snapshot.settings.policy.git.push_limits;
-        let upstream = Upstream::of_mirror(&cx, &mirror);
-        let arrival = Arrival {
+        let upstream = UpstreamRepository::for_mirror(&cx, &mirror);
+        let arrival = IncomingPush {
             registration: identity.registration(),
-            host: self.visitor.host,
+            host: self.request.host,
             repo: self.name,
             limit: limits.hard_limit_bytes.min(MAX_RECEIVE_PACK_BYTES),
             upstream: Some(&upstream),
         };
         // The semaphore is never closed.
-        let turn = cx.sandbox.pushes.acquire().await;
+        let permit = cx.sandbox.pushes.acquire().await;
         let body = std::mem::replace(&mut self.body, BodyState::empty());
-        let taken = receive::take_in(&cx, body, self.coding, arrival.limit).await?;
-        let judging = receive::judge(&cx, &arrival, &taken, answers, &mut self.paid, self.trail);
-        let judged = Box::pin(judging).await;
-        self.body = BodyState::Pushed(Box::new(taken));
-        drop(turn);
-        Ok(match judged? {
+        let spooled = receive::spool_push(&cx, body, self.encoding, arrival.limit).await?;
+        let deciding = receive::decide_push(
+            &cx,
+            &arrival,
+            &spooled,
+            answers,
+            &mut self.token_taken,
+            self.log,
+        );
+        let verdict = Box::pin(deciding).await;
+        self.body = BodyState::Pushed(Box::new(spooled));
+        drop(permit);
+        Ok(match verdict? {
             PushVerdict::Allow(_) if !cx.is_current() => Attempt::Stale,
             PushVerdict::Allow(sent) => Attempt::Done((cx.clone(), mirror, sent)),
             PushVerdict::Ask(question, capabilities, updates) => {
-                self.trail.asked(&question);
-                self.asked = Some((capabilities, updates));
+                self.log.record_question(&question);
+                self.report_to = Some((capabilities, updates));
                 Attempt::Ask(question)
             }
         })
     }
 
-    fn refuse(&self, denial: Denial) -> Refusal {
-        match &self.asked {
-            Some((capabilities, updates)) => receive::refused(denial, *capabilities, updates),
-            None => Refusal::new(Stage::Git, denial),
+    fn refuse(&self, denial: Denial) -> RequestRefusal {
+        match &self.report_to {
+            Some((capabilities, updates)) => receive::push_refusal(denial, *capabilities, updates),
+            None => RequestRefusal::new(Stage::Git, denial),
         }
     }
 
     fn snapshot(&self) -> u64 {
-        self.visitor.cx.renewed().snapshot.number
+        self.request.cx.renewed().snapshot.number
     }
 
-    async fn secure(&mut self) -> Result<(), Refusal> {
-        let in_flight = &self.visitor.cx.sandbox.in_flight;
+    async fn secure(&mut self) -> Result<(), RequestRefusal> {
+        let in_flight = &self.request.cx.sandbox.in_flight;
         self.waiting = Some(in_flight.enter(Authorized::Held));
         Ok(())
     }
@@ -153,10 +164,10 @@ impl Held for HeldPush<'_> {
             Some(waiting) => waiting.revoked().await,
             None => std::future::pending().await,
         }
-        request_cx::ended(&self.visitor.cx.sandbox)
+        request_cx::ended_denial(&self.request.cx.sandbox)
     }
 
-    fn grant(&mut self, digest: Digest, answer: &Answer) {
-        self.visitor.cx.grant(digest, answer);
+    fn grant(&mut self, digest: Digest, answer: &ApprovalAnswer) {
+        self.request.cx.grant(digest, answer);
     }
 }

@@ -1,5 +1,5 @@
-//! The size of what is moved with every request. It is measured in the profile of tests; what is
-//! seldom belongs into a box.
+//! Size limits of the values that every request moves, as measured in the test profile. Rare
+//! parts belong into a box.
 
 use super::*;
 
@@ -7,7 +7,7 @@ use super::*;
 fn future_size<F: Future>(
     _: impl FnOnce(
         &'static Arc<Services>,
-        &'static Source,
+        &'static ConnectionSource,
         &'static ConnectionInfo,
         Box<Parts>,
         Incoming,
@@ -24,6 +24,6 @@ fn future_of_a_request_does_not_grow() {
 
 #[test]
 fn message_does_not_grow() {
-    let size = size_of::<Message>();
+    let size = size_of::<PipelineRequest>();
     assert!(size <= 256, "{size} bytes");
 }

@@ -2,7 +2,7 @@ use super::*;
 
 const NOW: Tick = Tick::from_nanos(1);
 
-/// Settings with a wildcard, below which one host has limits of its own.
+/// Settings with a wildcard, below which two hosts have their own limits.
 fn settings() -> Settings {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
@@ -27,18 +27,18 @@ fn host(text: &str) -> Host {
 }
 
 #[test]
-fn labels_come_from_the_configuration_and_never_from_an_agent() {
+fn labels_come_only_from_the_configuration() {
     let settings = settings();
-    for (asked, expected) in [
+    for (name, expected) in [
         ("exact.test", "exact.test"),
         ("slow.wild.test", "slow.wild.test"),
         ("broken.wild.test", "broken.wild.test"),
         ("invented-by-an-agent.wild.test", "*.wild.test"),
         ("invented-by-an-agent.test", OTHER),
         ("192.0.2.7", OTHER),
-        (GATE, GATE),
+        (GATE_HOST, GATE_HOST),
     ] {
-        assert_eq!(label(&settings, &host(asked)), expected);
+        assert_eq!(label(&settings, &host(name)), expected);
     }
 }
 
@@ -68,9 +68,9 @@ fn hosts_below_a_wildcard_are_shown_by_their_worst_state() {
     let settings = settings();
     let upstreams = UpstreamLimits::default();
     for (name, outcome) in [
-        ("a.wild.test", Outcome::Success),
-        ("b.wild.test", Outcome::Failure),
-        ("c.wild.test", Outcome::Success),
+        ("a.wild.test", UpstreamOutcome::Success),
+        ("b.wild.test", UpstreamOutcome::Failure),
+        ("c.wild.test", UpstreamOutcome::Success),
     ] {
         let name = host(name);
         let _pass = upstreams.take(&settings, &name, NOW).unwrap();
@@ -80,7 +80,7 @@ fn hosts_below_a_wildcard_are_shown_by_their_worst_state() {
     let readings = upstreams.readings(&settings, NOW);
     let expected = HostReading {
         tokens: 1,
-        state: State::Open,
+        state: BreakerState::Open,
     };
     assert_eq!(readings["*.wild.test"].hosts, Some(expected));
     assert_eq!(readings[OTHER].hosts, None);

@@ -1,4 +1,4 @@
-//! The advertisement for a push, which gains a capability on its way to the client.
+//! Filter that adds a capability to the ref advertisement for a push.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -6,33 +6,33 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 
-use crate::body::{Broken, Content};
-use crate::git_protocol::advertisement::Rewriter;
+use crate::body::{BodyError, MessageBody};
+use crate::git_protocol::advertisement::AdvertisementRewriter;
 
-/// An advertisement on its way.
-pub(super) struct Rewritten {
-    inner: Content,
-    /// None once everything was given.
-    rewriter: Option<Rewriter>,
+/// The filtered response body.
+pub(super) struct AdvertisementBody {
+    inner: MessageBody,
+    /// `None` after the end.
+    rewriter: Option<AdvertisementRewriter>,
 }
 
-impl Rewritten {
-    pub(super) fn new(inner: Content) -> Self {
+impl AdvertisementBody {
+    pub(super) fn new(inner: MessageBody) -> Self {
         Self {
             inner,
-            rewriter: Some(Rewriter::default()),
+            rewriter: Some(AdvertisementRewriter::default()),
         }
     }
 }
 
-impl Body for Rewritten {
+impl Body for AdvertisementBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         loop {
             let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
             let Some(rewriter) = &mut self.rewriter else {

@@ -1,4 +1,4 @@
-//! The answer of upstream to a push: which refs it took is remembered and recorded.
+//! Filter that reads the upstream's push report, to track and record accepted branches.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,39 +11,39 @@ use hyper::body::{Body, Frame};
 use policy::audit::AuditEvent;
 use policy::refs::RefUpdate;
 
-use crate::body::{Broken, Content};
-use crate::branches::{self, Deed, Place};
-use crate::git_protocol::push::Capabilities;
-use crate::git_protocol::report::Reader;
+use crate::body::{BodyError, MessageBody};
+use crate::branches::{self, BranchChange, RemoteRepository};
+use crate::git_protocol::push::PushCapabilities;
+use crate::git_protocol::report::ReportReader;
 use crate::request_log::Tally;
 use crate::sandbox_state::SandboxState;
 use crate::services::Services;
 
-/// A push that is on its way.
-pub struct Sent {
-    pub(crate) capabilities: Capabilities,
+/// A push that was forwarded.
+pub struct ForwardedPush {
+    pub(crate) capabilities: PushCapabilities,
     pub(crate) services: Arc<Services>,
     pub(crate) sandbox: Arc<SandboxState>,
-    pub(crate) place: Place,
+    pub(crate) repository: RemoteRepository,
     pub(crate) updates: Vec<RefUpdate>,
-    pub(crate) reader: Reader,
-    /// What the client is told beside upstream's answer, as bytes of it.
-    pub(crate) talk: Vec<u8>,
-    /// The request's own, where a rejection is noted.
+    pub(crate) reader: ReportReader,
+    /// Side-band messages of the gate, sent before the upstream's response.
+    pub(crate) gate_messages: Vec<u8>,
+    /// The request's counters, which also note a rejection.
     pub(crate) tally: Arc<Tally>,
 }
 
-/// The answer to a push on its way. What upstream took is remembered as it is read, and on
-/// record when the answer ends, wherever that is.
-struct Watched {
-    inner: Content,
-    sent: Sent,
+/// The filtered response body. Accepted branches are tracked as the report is read, and recorded
+/// when the body is dropped.
+struct PushReportBody {
+    inner: MessageBody,
+    sent: ForwardedPush,
     noted: usize,
 }
 
-impl Watched {
-    /// Notes what is newly known. Before the client hears of it: its next push may follow
-    /// at once.
+impl PushReportBody {
+    /// Tracks newly accepted branches before the client receives the report: its next push may
+    /// follow at once.
     fn note(&mut self, data: &[u8]) {
         self.sent.reader.feed(data);
         if self.sent.reader.is_rejected() {
@@ -52,22 +52,22 @@ impl Watched {
         let known = self.sent.reader.accepted().len();
         if known > self.noted {
             self.noted = known;
-            for deed in [Deed::Made, Deed::Gone] {
+            for deed in [BranchChange::Created, BranchChange::Deleted] {
                 for name in self.sent.done(deed) {
                     self.sent
                         .sandbox
                         .branches
-                        .note(&self.sent.place, &name, deed);
+                        .apply_change(&self.sent.repository, &name, deed);
                 }
             }
         }
     }
 }
 
-impl Sent {
-    /// Upstream's answer, looked at as it passes.
-    pub(crate) fn watch(self, inner: Content) -> Content {
-        Watched {
+impl ForwardedPush {
+    /// Wraps the upstream's response body in the filter.
+    pub(crate) fn watch(self, inner: MessageBody) -> MessageBody {
+        PushReportBody {
             inner,
             sent: self,
             noted: 0,
@@ -76,13 +76,13 @@ impl Sent {
     }
 
     /// The branches to which upstream did that.
-    fn done(&self, deed: Deed) -> Vec<String> {
+    fn done(&self, deed: BranchChange) -> Vec<String> {
         let accepted = self.reader.accepted();
         let matches = |update: &&RefUpdate| {
             let name = update.name.as_bytes();
             let did = match deed {
-                Deed::Made => update.old.is_zero() && !update.is_deletion(),
-                Deed::Gone => update.is_deletion(),
+                BranchChange::Created => update.old.is_zero() && !update.is_deletion(),
+                BranchChange::Deleted => update.is_deletion(),
             };
             did && name.starts_with(b"refs/heads/") && accepted.contains(name)
         };
@@ -93,13 +93,13 @@ impl Sent {
     fn records(&self) -> Vec<AuditEvent> {
         let of = |deed| {
             let names = self.done(deed);
-            branches::records(self.sandbox.id(), &self.place, &names, deed)
+            branches::audit_records(self.sandbox.id(), &self.repository, &names, deed)
         };
-        [of(Deed::Made), of(Deed::Gone)].concat()
+        [of(BranchChange::Created), of(BranchChange::Deleted)].concat()
     }
 }
 
-impl Drop for Watched {
+impl Drop for PushReportBody {
     fn drop(&mut self) {
         let records = self.sent.records();
         if records.is_empty() {
@@ -108,22 +108,22 @@ impl Drop for Watched {
         let services = Arc::clone(&self.sent.services);
         self.sent.services.spawn(async move {
             for record in records {
-                services.audit().keep(Box::new(record)).await;
+                services.audit().record_durably(Box::new(record)).await;
             }
         });
     }
 }
 
-impl Body for Watched {
+impl Body for PushReportBody {
     type Data = Bytes;
-    type Error = Broken;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        if !self.sent.talk.is_empty() {
-            let talk = std::mem::take(&mut self.sent.talk);
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if !self.sent.gate_messages.is_empty() {
+            let talk = std::mem::take(&mut self.sent.gate_messages);
             return Poll::Ready(Some(Ok(Frame::data(talk.into()))));
         }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));

@@ -92,7 +92,7 @@ fn refused(error: &DialError, class: &str) {
 }
 
 #[tokio::test]
-async fn a_name_that_leads_inside_is_refused_whatever_else_it_leads_to() {
+async fn name_with_a_private_address_is_refused() {
     for inside in [
         "127.0.0.1",
         "10.1.2.3",
@@ -131,7 +131,7 @@ async fn a_name_that_leads_inside_is_refused_whatever_else_it_leads_to() {
             );
             assert_eq!(
                 error.to_string(),
-                "rebind.example leads to an address that is never dialled",
+                "rebind.example resolves to an address that is never dialled",
             );
             let error = dialer
                 .connect(&sandbox("one"), &host("rebind.example"), 443)
@@ -149,7 +149,7 @@ async fn a_name_that_leads_inside_is_refused_whatever_else_it_leads_to() {
 }
 
 #[tokio::test]
-async fn an_address_is_judged_as_a_name_is_and_nobody_is_asked() {
+async fn private_address_literal_is_refused_without_a_dns_query() {
     let names = Names::that_are(&["192.0.2.1"]);
     let dialer = names.dialer("");
     for (literal, class) in [
@@ -167,7 +167,7 @@ async fn an_address_is_judged_as_a_name_is_and_nobody_is_asked() {
 }
 
 #[tokio::test]
-async fn a_fixed_address_is_allowed_and_asks_nobody() {
+async fn fixed_address_is_dialled_without_a_dns_query() {
     let names = Names::that_are(&["192.0.2.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer(&format!(
@@ -189,7 +189,7 @@ async fn a_fixed_address_is_allowed_and_asks_nobody() {
 }
 
 #[tokio::test]
-async fn a_hole_is_for_one_host_and_one_range() {
+async fn private_address_exception_covers_one_host_and_range() {
     let names = Names::that_are(&["127.0.0.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = names.dialer("allow_private: [{host: in.example, cidr: 127.0.0.0/30}]");
@@ -214,7 +214,7 @@ async fn a_hole_is_for_one_host_and_one_range() {
 }
 
 #[tokio::test]
-async fn a_hole_that_a_reload_closes_is_closed_for_connections_that_were_there() {
+async fn reload_without_the_exception_closes_idle_connections() {
     let names = Names::that_are(&["127.0.0.1"]);
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let operator = Operator::new();
@@ -236,7 +236,7 @@ async fn a_hole_that_a_reload_closes_is_closed_for_connections_that_were_there()
 }
 
 #[tokio::test]
-async fn the_gates_own_listeners_are_refused_even_through_a_hole() {
+async fn gates_own_listeners_are_refused_despite_an_exception() {
     let names = Names::that_are(&["127.0.0.1"]);
     let own = OriginServer::http(|_| OriginReply::text("mine"));
     let port = own.address().port();
@@ -252,7 +252,7 @@ async fn the_gates_own_listeners_are_refused_even_through_a_hole() {
             ask(&dialer, "s", &route("in.example"), "/").await.unwrap(),
             "mine"
         );
-        dialer.refuse([listener]);
+        dialer.set_own_addresses([listener]);
         for name in ["in.example", "fixed.example", "0.0.0.0"] {
             let error = ask(&dialer, "s", &route(name), "/").await.unwrap_err();
             refused(&error, "the gate's own address");
@@ -261,7 +261,7 @@ async fn the_gates_own_listeners_are_refused_even_through_a_hole() {
 }
 
 #[tokio::test]
-async fn a_name_is_asked_for_as_it_was_judged() {
+async fn dns_query_has_the_decided_name() {
     let names = Names::that_are(&[]);
     let dialer = names.dialer("");
     let error = ask(&dialer, "s", &http("nowhere.example"), "/")
@@ -276,7 +276,7 @@ async fn a_name_is_asked_for_as_it_was_judged() {
 }
 
 #[tokio::test]
-async fn a_resolver_that_is_silent_is_a_time_out_and_its_address_is_not_shown() {
+async fn silent_resolver_times_out_without_showing_its_address() {
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let lines = format!(
         "dns: {{upstreams: ['{}']}}\ntimeouts: {{connect: 150ms}}",
@@ -301,7 +301,7 @@ fn asking(resolver: &Resolver) -> Dialer {
 }
 
 #[tokio::test]
-async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
+async fn alias_of_a_denied_name_is_refused() {
     let resolver = Resolver::start();
     let inside = |name: &str| record(name, RecordData::A([10, 0, 0, 1].into()));
     let alias = |from: &str, to: &str| record(from, RecordData::Cname(to.to_owned()));
@@ -339,7 +339,7 @@ async fn an_alias_of_a_denied_name_is_refused_and_any_other_is_followed() {
 }
 
 #[tokio::test]
-async fn no_sandbox_is_quicker_for_what_another_looked_up() {
+async fn resolver_cache_is_not_shared_between_sandboxes() {
     let resolver = Resolver::start();
     let inside = record("cdn.example", RecordData::A([10, 0, 0, 1].into()));
     resolver.set_reply("cdn.example", 1, Answer::Records(vec![inside]));
@@ -360,7 +360,7 @@ async fn no_sandbox_is_quicker_for_what_another_looked_up() {
 }
 
 #[tokio::test]
-async fn the_resolvers_of_the_system_are_read_again_with_the_settings() {
+async fn system_resolvers_are_read_again_on_reload() {
     let operator = Operator::new();
     let lines = "dns: {upstreams: [system], resolv_conf: resolv.conf}";
     let file = operator.directory.path().join("resolv.conf");

@@ -31,7 +31,7 @@ async fn fails(operator: &Operator, identity: TlsIdentity, says: &str) {
 }
 
 #[tokio::test]
-async fn a_root_of_the_operators_is_believed() {
+async fn operators_extra_root_is_trusted() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -39,33 +39,33 @@ async fn a_root_of_the_operators_is_believed() {
 }
 
 #[tokio::test]
-async fn a_certificate_nobody_signed_is_refused() {
+async fn certificate_of_an_unknown_issuer_is_refused() {
     let operator = Operator::new();
     let stranger = Ca::new("a stranger").identity(&[HOST]);
     fails(
         &operator,
         stranger,
-        "its certificate is signed by nobody we trust",
+        "its certificate is not signed by a trusted CA",
     )
     .await;
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_refused() {
+async fn expired_certificate_is_refused() {
     let operator = Operator::new();
     let expired = operator.ca.expired(&[HOST]);
     fails(&operator, expired, "its certificate has expired").await;
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_name_is_refused() {
+async fn certificate_of_another_name_is_refused() {
     let operator = Operator::new();
     let other = operator.ca.identity(&["other.example"]);
-    fails(&operator, other, "its certificate is for another name").await;
+    fails(&operator, other, "its certificate is for another host name").await;
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_refused() {
+async fn server_without_tls_is_refused() {
     let operator = Operator::new();
     let origin = OriginServer::raw(|mut stream, _| {
         use std::io::Write;
@@ -82,7 +82,7 @@ async fn a_server_without_tls_is_refused() {
 }
 
 #[tokio::test]
-async fn an_address_is_verified_as_an_address() {
+async fn certificate_of_an_ip_address_is_verified() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&["127.0.0.1"]), |_| {
         OriginReply::text("fine")
@@ -97,7 +97,7 @@ async fn an_address_is_verified_as_an_address() {
 }
 
 #[tokio::test]
-async fn roots_taken_away_by_a_reload_are_believed_no_more() {
+async fn root_removed_by_a_reload_is_not_trusted() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -114,19 +114,19 @@ async fn roots_taken_away_by_a_reload_are_believed_no_more() {
 }
 
 #[test]
-fn a_file_of_roots_without_a_root_is_named() {
+fn root_file_without_certificate_is_an_error() {
     let operator = Operator::new();
     std::fs::write(operator.directory.path().join("empty.pem"), "nothing").unwrap();
     let settings = operator.settings("extra_roots: [empty.pem]");
     let error = Dialer::new(&settings).err().unwrap().to_string();
     assert!(
-        error.contains("empty.pem cannot be used: there is no certificate in it"),
+        error.contains("empty.pem cannot be used: the file contains no certificate"),
         "{error}"
     );
 }
 
 #[test]
-fn a_file_of_roots_that_is_not_there_is_named_and_the_old_ones_stay() {
+fn missing_root_file_is_an_error() {
     let operator = Operator::new();
     let settings = operator.settings("extra_roots: [gone.pem]");
     let error = Dialer::new(&settings).err().unwrap().to_string();

@@ -8,7 +8,7 @@ use super::*;
 const HOST: &str = "api.example";
 
 /// What arrives over HTTP/1.1 and over HTTP/2.
-async fn arrive(request: impl Fn() -> Request<Content>) -> [OriginRequest; 2] {
+async fn arrive(request: impl Fn() -> Request<MessageBody>) -> [OriginRequest; 2] {
     let operator = Operator::new();
     let one = OriginServer::http(|_| OriginReply::text("fine"));
     let two = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
@@ -29,7 +29,7 @@ async fn arrive(request: impl Fn() -> Request<Content>) -> [OriginRequest; 2] {
 }
 
 #[tokio::test]
-async fn the_host_comes_from_the_route_and_not_from_the_client() {
+async fn host_header_comes_from_the_route() {
     let request = || {
         Request::get("http://evil.example/path?q=1")
             .header("host", "evil.example")
@@ -46,7 +46,7 @@ async fn the_host_comes_from_the_route_and_not_from_the_client() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_not_the_usual_one_is_named() {
+async fn host_header_has_a_non_default_port() {
     let operator = Operator::new();
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -65,7 +65,7 @@ async fn a_port_that_is_not_the_usual_one_is_named() {
 }
 
 #[tokio::test]
-async fn headers_of_the_clients_own_hop_stay_behind() {
+async fn hop_by_hop_headers_are_removed() {
     let request = || {
         Request::get("/")
             .header("connection", "keep-alive, x-mine, Authorization, host")
@@ -102,7 +102,7 @@ async fn headers_of_the_clients_own_hop_stay_behind() {
 }
 
 #[tokio::test]
-async fn the_length_is_that_of_the_body_whatever_the_client_claimed() {
+async fn content_length_is_that_of_the_body() {
     let request = || {
         Request::post("/")
             .header("content-length", "9999")
@@ -118,7 +118,7 @@ async fn the_length_is_that_of_the_body_whatever_the_client_claimed() {
 }
 
 #[tokio::test]
-async fn a_post_without_a_body_says_so() {
+async fn post_without_a_body_has_content_length_zero() {
     for seen in arrive(|| post("/", body::empty())).await {
         assert_eq!(
             seen.header("content-length"),
@@ -130,7 +130,7 @@ async fn a_post_without_a_body_says_so() {
 }
 
 #[tokio::test]
-async fn trailers_pass_in_the_answer() {
+async fn response_trailers_are_forwarded() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| {
         OriginReply::text("body").trailer("grpc-status", "0")
@@ -146,7 +146,7 @@ async fn trailers_pass_in_the_answer() {
 }
 
 #[tokio::test]
-async fn a_request_for_the_whole_server_keeps_its_star() {
+async fn options_request_keeps_the_asterisk_form() {
     let request = || Request::options("*").body(body::empty()).unwrap();
     for seen in arrive(request).await {
         assert_eq!(seen.uri.path(), "*", "{:?}", seen.version);
@@ -154,7 +154,7 @@ async fn a_request_for_the_whole_server_keeps_its_star() {
 }
 
 #[tokio::test]
-async fn connect_does_not_pass() {
+async fn connect_request_is_refused() {
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let request = Request::connect("api.example:443")

@@ -13,7 +13,7 @@ use super::*;
 const HOST: &str = "api.example";
 
 #[tokio::test]
-async fn requests_in_a_row_share_a_connection() {
+async fn sequential_requests_reuse_a_connection() {
     let origin = OriginServer::http(|asked| OriginReply::text(asked.path().to_owned()));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for path in ["/one", "/two", "/three"] {
@@ -25,7 +25,7 @@ async fn requests_in_a_row_share_a_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_in_a_row_share_a_connection_on_many_threads() {
+async fn sequential_requests_reuse_a_connection_on_many_threads() {
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for _ in 0..200 {
@@ -35,7 +35,7 @@ async fn requests_in_a_row_share_a_connection_on_many_threads() {
 }
 
 #[tokio::test]
-async fn timings_tell_a_new_connection_from_one_that_was_there() {
+async fn timings_show_whether_a_connection_was_reused() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -57,7 +57,7 @@ async fn timings_tell_a_new_connection_from_one_that_was_there() {
 }
 
 #[tokio::test]
-async fn sandboxes_share_no_connection_and_no_session() {
+async fn connections_and_tls_sessions_are_not_shared_between_sandboxes() {
     for http2 in [false, true] {
         let operator = Operator::new();
         let kind = OriginOptions {
@@ -88,7 +88,7 @@ async fn sandboxes_share_no_connection_and_no_session() {
 }
 
 #[tokio::test]
-async fn http2_requests_at_once_share_one_connection() {
+async fn concurrent_http2_requests_share_one_connection() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
@@ -111,7 +111,7 @@ async fn http2_requests_at_once_share_one_connection() {
 }
 
 #[tokio::test]
-async fn http2_opens_another_connection_when_the_peer_takes_no_more_streams() {
+async fn http2_opens_another_connection_at_the_stream_limit() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
@@ -143,7 +143,7 @@ async fn http2_opens_another_connection_when_the_peer_takes_no_more_streams() {
 }
 
 #[tokio::test]
-async fn http1_requests_at_once_do_not_wait_for_each_other() {
+async fn concurrent_http1_requests_use_separate_connections() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
@@ -166,7 +166,7 @@ async fn http1_requests_at_once_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn one_failed_dial_is_the_answer_to_all_who_waited_for_it() {
+async fn failed_dial_fails_all_waiting_requests() {
     let operator = Operator::new();
     let origin = OriginServer::https(Ca::new("another").identity(&[HOST]), |_| {
         OriginReply::text("fine")
@@ -186,7 +186,7 @@ async fn one_failed_dial_is_the_answer_to_all_who_waited_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_requests_at_once_are_all_answered() {
+async fn all_of_200_concurrent_requests_are_answered() {
     for http2 in [false, true] {
         let operator = Operator::new();
         let kind = OriginOptions {
@@ -216,7 +216,7 @@ async fn two_hundred_requests_at_once_are_all_answered() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_closed_meanwhile_costs_a_request_nothing() {
+async fn request_on_a_closed_idle_connection_is_retried() {
     // It answers once, and closes when the next request may already be on its way.
     let origin = OriginServer::raw(|mut stream, _| {
         let mut head = [0; 4096];
@@ -234,7 +234,7 @@ async fn a_connection_that_was_closed_meanwhile_costs_a_request_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_sent_is_never_sent_again() {
+async fn sent_request_is_never_retried() {
     let origin = OriginServer::http(|asked| match asked.path() {
         "/" => OriginReply::text("fine"),
         _ => OriginReply::hang_up(),
@@ -246,7 +246,10 @@ async fn a_request_that_was_sent_is_never_sent_again() {
         .send(&sandbox("s"), own(&http(HOST), request))
         .await
         .unwrap_err();
-    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert!(
+        matches!(error, DialError::ConnectionFailed { .. }),
+        "{error:?}"
+    );
     assert!(error.counts_as_failure());
     let paid = origin
         .requests()
@@ -257,7 +260,7 @@ async fn a_request_that_was_sent_is_never_sent_again() {
 }
 
 #[tokio::test]
-async fn an_http2_server_that_restarts_costs_a_later_request_nothing() {
+async fn request_after_an_http2_server_restart_succeeds() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -270,7 +273,7 @@ async fn an_http2_server_that_restarts_costs_a_later_request_nothing() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
+async fn truncated_response_is_an_error_and_closes_its_connection() {
     let origin = OriginServer::http(|_| OriginReply::large(100_000).cut());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let sent = dialer
@@ -282,7 +285,7 @@ async fn an_answer_that_breaks_off_is_an_error_and_its_connection_is_gone() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_close_is_not_asked_on_that_connection_again() {
+async fn connection_close_response_prevents_reuse() {
     let origin = OriginServer::http(|_| OriginReply::text("fine").closing());
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     for number in 1..=3 {
@@ -292,7 +295,7 @@ async fn a_server_that_says_close_is_not_asked_on_that_connection_again() {
 }
 
 #[tokio::test]
-async fn a_cancelled_http1_request_closes_its_connection() {
+async fn cancelled_http1_request_closes_its_connection() {
     let latch = Latch::new();
     let held = latch.clone();
     let origin = OriginServer::http(move |_| OriginReply::text("late").held(&held));
@@ -306,7 +309,7 @@ async fn a_cancelled_http1_request_closes_its_connection() {
 }
 
 #[tokio::test]
-async fn a_cancelled_http2_request_frees_its_stream_and_leaves_the_others() {
+async fn cancelled_http2_request_frees_its_stream() {
     let operator = Operator::new();
     let latch = Latch::new();
     let held = latch.clone();
@@ -333,7 +336,7 @@ async fn a_cancelled_http2_request_frees_its_stream_and_leaves_the_others() {
 }
 
 #[tokio::test]
-async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
+async fn unread_response_closes_its_connection() {
     let latch = Latch::new();
     let paused = latch.clone();
     let origin = OriginServer::http(move |_| OriginReply::large(64 * 1024).paused(&paused));
@@ -348,7 +351,7 @@ async fn an_answer_nobody_reads_to_its_end_closes_its_connection() {
 }
 
 #[tokio::test]
-async fn a_forgotten_sandbox_leaves_no_connection() {
+async fn removed_sandbox_leaves_no_connection() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| OriginReply::text("fine"));
     let dialer = operator.dialer(HOST, origin.address(), "");
@@ -363,7 +366,7 @@ async fn a_forgotten_sandbox_leaves_no_connection() {
 }
 
 #[tokio::test]
-async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answers_finish() {
+async fn reload_closes_connections_to_changed_addresses() {
     let operator = Operator::new();
     let latch = Latch::new();
     let paused = latch.clone();
@@ -399,7 +402,7 @@ async fn a_reload_closes_what_the_new_settings_lead_elsewhere_and_running_answer
 }
 
 #[tokio::test]
-async fn a_connection_nobody_used_for_a_minute_is_closed() {
+async fn connection_idle_for_a_minute_is_closed() {
     for http2 in [false, true] {
         let operator = Operator::new();
         let kind = OriginOptions {
@@ -421,7 +424,7 @@ async fn a_connection_nobody_used_for_a_minute_is_closed() {
 }
 
 #[tokio::test]
-async fn a_sandbox_keeps_only_so_many_connections() {
+async fn idle_connections_are_limited_per_sandbox() {
     let origin = OriginServer::http(|_| OriginReply::text("fine"));
     let operator = Operator::new();
     let names: Vec<String> = (0..300)
@@ -448,7 +451,7 @@ async fn a_sandbox_keeps_only_so_many_connections() {
 }
 
 #[tokio::test]
-async fn requests_beyond_what_a_host_may_have_wait_for_a_place() {
+async fn requests_beyond_the_host_limit_wait_for_a_connection() {
     let latch = Latch::new();
     let held = latch.clone();
     let origin = OriginServer::http(move |_| OriginReply::text("fine").held(&held));

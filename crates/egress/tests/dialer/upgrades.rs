@@ -7,7 +7,7 @@ use super::*;
 
 const HOST: &str = "chat.example";
 
-fn upgrade() -> Request<Content> {
+fn upgrade() -> Request<MessageBody> {
     Request::get("/chat")
         .header("connection", "keep-alive, Upgrade")
         .header("upgrade", "websocket")
@@ -17,7 +17,7 @@ fn upgrade() -> Request<Content> {
 }
 
 #[tokio::test]
-async fn a_switched_connection_carries_bytes_both_ways() {
+async fn upgraded_connection_carries_bytes_in_both_directions() {
     let operator = Operator::new();
     let origin = OriginServer::https(operator.ca.identity(&[HOST]), |_| {
         OriginReply::echo("websocket")
@@ -48,7 +48,7 @@ async fn a_switched_connection_carries_bytes_both_ways() {
 }
 
 #[tokio::test]
-async fn a_server_that_will_not_switch_answers_as_usual() {
+async fn refused_upgrade_is_an_ordinary_response() {
     let origin = OriginServer::http(|_| OriginReply::status(403).header("why", "closed"));
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let answer = dialer
@@ -64,7 +64,7 @@ async fn a_server_that_will_not_switch_answers_as_usual() {
 }
 
 #[tokio::test]
-async fn a_server_that_switches_unasked_has_broken_the_connection() {
+async fn unrequested_upgrade_is_a_connection_failure() {
     let origin = OriginServer::raw(|mut stream, _| {
         use std::io::{Read, Write};
         let _read = stream.read(&mut [0; 4096]);
@@ -75,9 +75,15 @@ async fn a_server_that_switches_unasked_has_broken_the_connection() {
     });
     let dialer = Operator::new().dialer(HOST, origin.address(), "");
     let error = ask(&dialer, "s", &http(HOST), "/").await.unwrap_err();
-    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert!(
+        matches!(error, DialError::ConnectionFailed { .. }),
+        "{error:?}"
+    );
     let opened = dialer.open(&sandbox("one"), &http(HOST)).await.unwrap();
     let error = opened.send(own(&http(HOST), get("/"))).await.err().unwrap();
-    assert!(matches!(error, DialError::Broken { .. }), "{error:?}");
+    assert!(
+        matches!(error, DialError::ConnectionFailed { .. }),
+        "{error:?}"
+    );
     assert_eq!(dialer.idle(), 0);
 }

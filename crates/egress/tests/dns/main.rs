@@ -8,6 +8,6 @@
     reason = "a test that cannot go on should stop"
 )]
 
+mod fixture;
 mod forward;
-mod place;
 mod sockets;

@@ -5,13 +5,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use egress::dns::{Outcome, Source};
+use egress::dns::{QueryOutcome, QuerySource};
 use egress::listener_checks::ListenerChecks;
 use hickory_proto::op::ResponseCode;
 use policy::audit::AuditEvent;
 use policy::clock::UnixMillis;
 use policy::id::SandboxId;
-use policy::identity::Lookup;
+use policy::identity::RegistrationLookup;
 use policy::ports::{AuditSink, Registry};
 use policy::reason::Reason;
 use policy::registration::{AuthMode, Registration};
@@ -19,12 +19,14 @@ use testkit::resolver::{DnsReply, RecordData, record};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
-use super::place::{A, Heard, LONG, Place, Served, hear, one, query, settings, until};
+use super::fixture::{
+    A, DnsAnswer, DnsFixture, DnsListener, LONG, one, query, receive, settings, until,
+};
 
-fn known(place: &Place) {
+fn known(fixture: &DnsFixture) {
     let public = RecordData::A([203, 0, 113, 7].into());
     let reply = DnsReply::Records(vec![record("allowed.test", public)]);
-    place.resolver.set_reply("allowed.test", A, reply);
+    fixture.resolver.set_reply("allowed.test", A, reply);
 }
 
 /// Queries with their lengths in front.
@@ -36,12 +38,12 @@ fn framed(queries: &[Vec<u8>]) -> Vec<u8> {
     queries.iter().flat_map(frame).collect()
 }
 
-async fn next(stream: &mut TcpStream) -> Heard {
+async fn next(stream: &mut TcpStream) -> DnsAnswer {
     let reading = async {
         let length = stream.read_u16().await.unwrap();
         let mut answer = vec![0; length.into()];
         stream.read_exact(&mut answer).await.unwrap();
-        Heard::read(&answer, None)
+        DnsAnswer::read(&answer, None)
     };
     tokio::time::timeout(LONG, reading)
         .await
@@ -49,15 +51,15 @@ async fn next(stream: &mut TcpStream) -> Heard {
 }
 
 #[tokio::test]
-async fn a_datagram_is_answered_and_a_refusal_is_written_down_first() {
-    let place = Place::new();
-    known(&place);
-    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
+async fn datagram_is_answered_after_its_audit_record() {
+    let fixture = DnsFixture::new();
+    known(&fixture);
+    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     client.send(&query("allowed.test", A)).await.unwrap();
-    assert_eq!(hear(&client).await.addresses.len(), 1);
+    assert_eq!(receive(&client).await.addresses.len(), 1);
     client.send(&query("evil.test", A)).await.unwrap();
-    assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+    assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
     let events = served.journal.0.lock().unwrap().clone();
     assert_eq!(events.len(), 2);
     assert_eq!(events[1].reason, Some(Reason::HostDenied));
@@ -65,18 +67,18 @@ async fn a_datagram_is_answered_and_a_refusal_is_written_down_first() {
 }
 
 #[tokio::test]
-async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
-    let place = Place::with("", |limits| {
+async fn excess_queries_in_flight_are_dropped() {
+    let fixture = DnsFixture::with("", |limits| {
         limits.in_flight = 3;
         limits.deadline = Duration::from_secs(4);
     });
-    known(&place);
+    known(&fixture);
     for n in 0..3 {
-        place
+        fixture
             .resolver
             .set_reply(&format!("n{n}.wild.test"), A, DnsReply::Silence);
     }
-    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
+    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     for n in 0..3 {
         client
@@ -86,45 +88,45 @@ async fn too_many_queries_at_once_are_dropped_and_room_comes_back() {
     }
     client.send(&query("evil.test", A)).await.unwrap();
     until("the fourth is dropped", || {
-        place.metrics.count_of(Outcome::Dropped, None) == 1
+        fixture.metrics.count_of(QueryOutcome::Dropped, None) == 1
     })
     .await;
     for _ in 0..3 {
-        assert_eq!(hear(&client).await.code, ResponseCode::ServFail);
+        assert_eq!(receive(&client).await.code, ResponseCode::ServFail);
     }
     // The room is free a moment after the answer is out.
     let waiting = async {
         loop {
             client.send(&query("allowed.test", A)).await.unwrap();
-            let heard = tokio::time::timeout(Duration::from_millis(300), hear(&client)).await;
-            if let Ok(heard) = heard {
-                return heard;
+            let answer = tokio::time::timeout(Duration::from_millis(300), receive(&client)).await;
+            if let Ok(answer) = answer {
+                return answer;
             }
         }
     };
-    let heard = tokio::time::timeout(LONG, waiting).await.unwrap();
-    assert_eq!(heard.addresses.len(), 1);
+    let answer = tokio::time::timeout(LONG, waiting).await.unwrap();
+    assert_eq!(answer.addresses.len(), 1);
 }
 
 #[tokio::test]
-async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
-    let place = Place::new();
-    let mut slow = settings(place.resolver.address(), "");
+async fn rate_limit_drops_datagrams_and_delays_streams() {
+    let fixture = DnsFixture::new();
+    let mut slow = settings(fixture.resolver.address(), "");
     slow.egress.dns.rate = NonZeroU32::new(5).unwrap();
     slow.egress.dns.burst = NonZeroU32::new(3);
-    place.reload(slow);
-    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
+    fixture.reload(slow);
+    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     for _ in 0..10 {
         client.send(&query("evil.test", A)).await.unwrap();
     }
     for _ in 0..3 {
-        assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+        assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
     }
-    let dropped = || place.metrics.count_of(Outcome::Dropped, None);
+    let dropped = || fixture.metrics.count_of(QueryOutcome::Dropped, None);
     until("some are dropped", || dropped() >= 1).await;
 
-    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
+    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     let all = vec![query("evil.test", A); 3];
     stream.write_all(&framed(&all)).await.unwrap();
@@ -134,12 +136,12 @@ async fn a_sandbox_that_asks_too_fast_loses_datagrams_and_waits_on_streams() {
 }
 
 #[tokio::test]
-async fn nothing_is_served_after_the_stop() {
-    let place = Place::new();
-    let served = Served::datagrams(&place, sandbox(Arc::new(KnowsOne)));
+async fn socket_is_closed_after_stop() {
+    let fixture = DnsFixture::new();
+    let served = DnsListener::datagrams(&fixture, sandbox(Arc::new(KnowsOne)));
     let client = served.client().await;
     client.send(&query("evil.test", A)).await.unwrap();
-    hear(&client).await;
+    receive(&client).await;
     served.stop.cancel();
     let closed = async {
         let mut buffer = [0; 512];
@@ -148,8 +150,8 @@ async fn nothing_is_served_after_the_stop() {
             if client.send(&query("evil.test", A)).await.is_err() {
                 return;
             }
-            let heard = tokio::time::timeout(Duration::from_millis(50), client.recv(&mut buffer));
-            if let Ok(Err(_)) = heard.await {
+            let answer = tokio::time::timeout(Duration::from_millis(50), client.recv(&mut buffer));
+            if let Ok(Err(_)) = answer.await {
                 return;
             }
         }
@@ -160,10 +162,10 @@ async fn nothing_is_served_after_the_stop() {
 }
 
 #[tokio::test]
-async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
-    let place = Place::with("", |limits| limits.deadline = Duration::from_secs(3));
-    known(&place);
-    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
+async fn connection_serves_concurrent_and_fragmented_queries() {
+    let fixture = DnsFixture::with("", |limits| limits.deadline = Duration::from_secs(3));
+    known(&fixture);
+    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     let all = framed(&[
         query("allowed.test", A),
@@ -173,17 +175,17 @@ async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
     for byte in all {
         stream.write_all(&[byte]).await.unwrap();
     }
-    let mut heard = Vec::new();
+    let mut answers = Vec::new();
     for _ in 0..3 {
         let answer = next(&mut stream).await;
-        heard.push((answer.code, answer.addresses.len()));
+        answers.push((answer.code, answer.addresses.len()));
     }
-    heard.sort_by_key(|(code, _)| u16::from(*code));
-    assert_eq!(heard[2], (ResponseCode::NXDomain, 0));
-    assert_eq!(heard[0], (ResponseCode::NoError, 1));
+    answers.sort_by_key(|(code, _)| u16::from(*code));
+    assert_eq!(answers[2], (ResponseCode::NXDomain, 0));
+    assert_eq!(answers[0], (ResponseCode::NoError, 1));
 
     // A quick answer does not wait for a slow one.
-    place
+    fixture
         .resolver
         .set_reply("slow.wild.test", A, DnsReply::Silence);
     let both = framed(&[query("slow.wild.test", A), query("evil.test", A)]);
@@ -195,9 +197,9 @@ async fn a_connection_carries_several_queries_at_once_and_in_pieces() {
 }
 
 #[tokio::test]
-async fn hundreds_of_queries_on_one_connection_are_all_answered() {
-    let place = Place::with("", |limits| limits.in_flight = 2);
-    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
+async fn all_of_300_queries_on_one_connection_are_answered() {
+    let fixture = DnsFixture::with("", |limits| limits.in_flight = 2);
+    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
     let stream = served.connection().await;
     let (mut reader, mut writer) = stream.into_split();
     let sending = tokio::spawn(async move {
@@ -212,7 +214,7 @@ async fn hundreds_of_queries_on_one_connection_are_all_answered() {
             let length = reader.read_u16().await.unwrap();
             let mut answer = vec![0; length.into()];
             reader.read_exact(&mut answer).await.unwrap();
-            assert_eq!(Heard::read(&answer, None).code, ResponseCode::NXDomain);
+            assert_eq!(DnsAnswer::read(&answer, None).code, ResponseCode::NXDomain);
         }
     };
     tokio::time::timeout(LONG, reading).await.unwrap();
@@ -221,9 +223,9 @@ async fn hundreds_of_queries_on_one_connection_are_all_answered() {
 }
 
 #[tokio::test]
-async fn a_silent_client_and_one_that_dribbles_are_cut_off() {
-    let place = Place::with("", |limits| limits.idle = Duration::from_millis(300));
-    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
+async fn idle_and_slow_clients_are_disconnected() {
+    let fixture = DnsFixture::with("", |limits| limits.idle = Duration::from_millis(300));
+    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
     let mut silent = served.connection().await;
     let mut byte = [0; 1];
     let ends = tokio::time::timeout(LONG, silent.read(&mut byte)).await;
@@ -246,9 +248,9 @@ async fn a_silent_client_and_one_that_dribbles_are_cut_off() {
 }
 
 #[tokio::test]
-async fn a_query_longer_than_any_question_ends_the_connection() {
-    let place = Place::new();
-    let served = Served::streams(&place, sandbox(Arc::new(KnowsOne))).await;
+async fn oversized_query_ends_the_connection() {
+    let fixture = DnsFixture::new();
+    let served = DnsListener::streams(&fixture, sandbox(Arc::new(KnowsOne))).await;
     let mut stream = served.connection().await;
     stream.write_all(&[0xff, 0xff]).await.unwrap();
     let ends = tokio::time::timeout(LONG, stream.read(&mut [0; 1]))
@@ -261,19 +263,19 @@ async fn a_query_longer_than_any_question_ends_the_connection() {
 struct KnowsOne;
 
 impl Registry for KnowsOne {
-    fn by_ip(&self, ip: IpAddr) -> Lookup {
+    fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
         if ip == IpAddr::from([127, 0, 0, 1]) {
             registered(i64::MAX)
         } else {
-            Lookup::Unknown
+            RegistrationLookup::Unknown
         }
     }
 
-    fn by_id(&self, id: &SandboxId) -> Lookup {
+    fn by_id(&self, id: &SandboxId) -> RegistrationLookup {
         if *id == one() {
             registered(i64::MAX)
         } else {
-            Lookup::Unknown
+            RegistrationLookup::Unknown
         }
     }
 
@@ -296,7 +298,7 @@ impl AuditSink for Stuck {
         std::future::pending::<()>().await;
     }
 
-    async fn keep(&self, event: Box<AuditEvent>) {
+    async fn record_durably(&self, event: Box<AuditEvent>) {
         self.record(event).await;
     }
 }
@@ -313,72 +315,73 @@ impl AuditSink for Panics {
 
     async fn record(&self, _: Box<AuditEvent>) {}
 
-    async fn keep(&self, _: Box<AuditEvent>) {}
+    async fn record_durably(&self, _: Box<AuditEvent>) {}
 }
 
 #[tokio::test]
-async fn an_answer_that_panics_takes_no_other_with_it() {
-    let place = Place::with("", |limits| limits.in_flight = 1);
-    let served = Served::datagrams_with(&place, shared(Arc::new(KnowsOne)), Arc::new(Panics));
+async fn panic_in_one_query_does_not_affect_others() {
+    let fixture = DnsFixture::with("", |limits| limits.in_flight = 1);
+    let served =
+        DnsListener::datagrams_with(&fixture, shared(Arc::new(KnowsOne)), Arc::new(Panics));
     let client = served.client().await;
     for _ in 0..3 {
         client.send(&query("evil.test", A)).await.unwrap();
         client.send(&query("other.test", A)).await.unwrap();
         // Its room, of which there is one, was given back.
-        assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+        assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
     }
 }
 
 #[tokio::test]
-async fn a_flood_of_strangers_takes_nobody_elses_room() {
-    let place = Place::with("", |limits| limits.in_flight = 2);
-    let served = Served::datagrams_with(&place, shared(Arc::new(KnowsOne)), Arc::new(Stuck));
+async fn flood_from_unknown_clients_does_not_block_registered_ones() {
+    let fixture = DnsFixture::with("", |limits| limits.in_flight = 2);
+    let served = DnsListener::datagrams_with(&fixture, shared(Arc::new(KnowsOne)), Arc::new(Stuck));
     let stranger = UdpSocket::bind("127.0.0.2:0").await.unwrap();
     let asked = query("allowed.test", A);
     for _ in 0..5 {
         stranger.send_to(&asked, served.address).await.unwrap();
     }
-    let dropped = || place.metrics.count_of(Outcome::Dropped, None);
+    let dropped = || fixture.metrics.count_of(QueryOutcome::Dropped, None);
     until("the strangers' room is full", || dropped() == 3).await;
     let client = served.client().await;
     client.send(&query("evil.test", A)).await.unwrap();
-    assert_eq!(hear(&client).await.code, ResponseCode::NXDomain);
+    assert_eq!(receive(&client).await.code, ResponseCode::NXDomain);
 }
 
 /// The network of a sandbox that `registry` knows or does not.
-fn sandbox(registry: Arc<dyn Registry>) -> Source {
-    Source::Sandbox {
+fn sandbox(registry: Arc<dyn Registry>) -> QuerySource {
+    QuerySource::Sandbox {
         sandbox: one(),
         registry,
     }
 }
 
 /// A shared network whose containers `registry` knows.
-fn shared(registry: Arc<dyn Registry>) -> Source {
-    Source::Shared {
+fn shared(registry: Arc<dyn Registry>) -> QuerySource {
+    QuerySource::Shared {
         registry,
         checks: Arc::new(ListenerChecks::default()),
     }
 }
 
 /// A registry with one answer.
-struct Says(Lookup);
+struct Says(RegistrationLookup);
 
 impl Registry for Says {
-    fn by_ip(&self, ip: IpAddr) -> Lookup {
+    fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
         assert!(ip.is_loopback());
         self.0.clone()
     }
 
-    fn by_id(&self, _: &SandboxId) -> Lookup {
+    fn by_id(&self, _: &SandboxId) -> RegistrationLookup {
         self.0.clone()
     }
 
     fn expired(&self, _: &SandboxId) {}
 }
 
-fn registered(expires: i64) -> Lookup {
-    Lookup::Found(Arc::new(Registration {
+fn registered(expires: i64) -> RegistrationLookup {
+    RegistrationLookup::Found(Arc::new(Registration {
         id: one(),
         ip: None,
         repos: Vec::new(),
@@ -391,8 +394,8 @@ fn registered(expires: i64) -> Lookup {
 
 #[tokio::test]
 async fn queries_without_a_live_registration_are_refused() {
-    let place = Place::new();
-    known(&place);
+    let fixture = DnsFixture::new();
+    known(&fixture);
     for (lookup, code, reason) in [
         (registered(i64::MAX), ResponseCode::NoError, None),
         (
@@ -401,23 +404,23 @@ async fn queries_without_a_live_registration_are_refused() {
             Some(Reason::IdentityExpired),
         ),
         (
-            Lookup::Unknown,
+            RegistrationLookup::Unknown,
             ResponseCode::Refused,
             Some(Reason::IdentityUnknown),
         ),
         (
-            Lookup::Unavailable,
+            RegistrationLookup::Unavailable,
             ResponseCode::Refused,
             Some(Reason::RegistryUnavailable),
         ),
     ] {
         let registry = Arc::new(Says(lookup));
         for source in [shared(Arc::clone(&registry) as _), sandbox(registry)] {
-            let datagrams = Served::datagrams(&place, source.clone());
+            let datagrams = DnsListener::datagrams(&fixture, source.clone());
             let client = datagrams.client().await;
             client.send(&query("allowed.test", A)).await.unwrap();
-            assert_eq!(hear(&client).await.code, code);
-            let streams = Served::streams(&place, source).await;
+            assert_eq!(receive(&client).await.code, code);
+            let streams = DnsListener::streams(&fixture, source).await;
             let mut stream = streams.connection().await;
             stream
                 .write_all(&framed(&[query("allowed.test", A)]))
@@ -432,11 +435,11 @@ async fn queries_without_a_live_registration_are_refused() {
 }
 
 #[tokio::test]
-async fn on_a_shared_network_the_gate_is_where_it_was_asked() {
-    let place = Place::new();
+async fn gate_name_resolves_to_the_queried_address_on_shared_network() {
+    let fixture = DnsFixture::new();
     let source = shared(Arc::new(Says(registered(i64::MAX))));
-    let served = Served::datagrams(&place, source);
+    let served = DnsListener::datagrams(&fixture, source);
     let client = served.client().await;
     client.send(&query("palisade.internal", A)).await.unwrap();
-    assert_eq!(hear(&client).await.addresses, [served.address.ip()]);
+    assert_eq!(receive(&client).await.addresses, [served.address.ip()]);
 }

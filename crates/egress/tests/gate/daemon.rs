@@ -1,9 +1,9 @@
-//! Git's own protocol, spoken by hand: clients that take their time, or all of it.
+//! The git protocol with hand-written clients that are slow, silent or leave early.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egress::caller::Caller;
+use egress::caller::ProgramLookup;
 use egress::mirror_server::daemon;
 use egress::request::ConnectionInfo;
 use policy::audit::AuditEvent;
@@ -14,168 +14,174 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use crate::push::{FEATURE, Place};
+use crate::push::{FEATURE, PushFixture};
 
-/// More than any client here waits for.
-const LONG: Duration = Duration::from_secs(20);
+/// Timeout of a test's reads.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const MIRROR: &str = "  mirrors: [{name: app, upstream: 'http://forge.example/acme/app.git'}]\n";
 
-/// A gate with a mirror of the forge, whose patience is short.
-async fn harbour(timeouts: &str) -> Place {
-    let place = Place::new("", |_| Ok(Findings::default()));
-    reload(&place, timeouts, MIRROR).await;
-    place
+/// A gate with a mirror of the forge and these timeouts.
+async fn mirror_fixture(timeouts: &str) -> PushFixture {
+    let fixture = PushFixture::new("", |_| Ok(Findings::default()));
+    reload(&fixture, timeouts, MIRROR).await;
+    fixture
 }
 
-async fn reload(place: &Place, timeouts: &str, mirrors: &str) {
-    let path = place.path("palisade.yaml");
+async fn reload(fixture: &PushFixture, timeouts: &str, mirrors: &str) {
+    let path = fixture.path("palisade.yaml");
     let text = format!(
         "version: \"1.0\"\negress:\n  timeouts: {{{timeouts}}}\n  \
          resolve: {{forge.example: '{}'}}\ngit:\n  restricted_paths: []\n{mirrors}",
-        place.forge.address()
+        fixture.forge.address()
     );
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    place.reload(settings).await;
+    fixture.reload(settings).await;
 }
 
-/// A connection of the sandbox to the port, and the end of its being served.
-async fn connect(place: &Place) -> (TcpStream, JoinHandle<()>) {
+/// A connection of the sandbox to the git port, and the task that serves it.
+async fn connect(fixture: &PushFixture) -> (TcpStream, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap());
     let (client, accepted) = tokio::join!(client, listener.accept());
     let (server, peer) = accepted.unwrap();
-    let traffic = Arc::clone(&place.traffic);
+    let services = Arc::clone(&fixture.services);
     let serving = tokio::spawn(async move {
-        let guest = traffic
+        let state = services
             .sandbox(&SandboxId::parse("fix-1").unwrap())
             .unwrap();
         let connection_info = ConnectionInfo {
             peer: Some(peer),
-            meant: None,
+            original_destination: None,
             tunnel: None,
             hello: None,
-            caller: Caller::default(),
+            caller: ProgramLookup::default(),
         };
-        daemon::serve(&traffic, &guest, &connection_info, server).await;
+        daemon::serve(&services, &state, &connection_info, server).await;
     });
     (client.unwrap(), serving)
 }
 
-/// All that is said to a client from now on.
-async fn heard(client: &mut TcpStream) -> String {
-    let mut said = Vec::new();
-    let read = tokio::time::timeout(LONG, client.read_to_end(&mut said)).await;
-    read.expect("it is not ended").unwrap();
-    String::from_utf8_lossy(&said).into_owned()
+/// Reads the rest of the response.
+async fn read_response(client: &mut TcpStream) -> String {
+    let mut response = Vec::new();
+    let read = tokio::time::timeout(TIMEOUT, client.read_to_end(&mut response)).await;
+    read.expect("the connection did not end").unwrap();
+    String::from_utf8_lossy(&response).into_owned()
 }
 
-fn last_record(place: &Place) -> AuditEvent {
-    place.records.0.lock().unwrap().last().unwrap().clone()
+fn last_record(fixture: &PushFixture) -> AuditEvent {
+    fixture.records.0.lock().unwrap().last().unwrap().clone()
 }
 
 const PUSH: &[u8] = b"0022git-receive-pack /app\0host=x\0\0";
 const FETCH: &[u8] = b"0019git-upload-pack /app\0";
 
-/// Reads up to the end of the list of refs.
-async fn hear_list(client: &mut TcpStream) -> String {
-    let mut said = Vec::new();
-    while !said.ends_with(b"0000") {
-        let read = tokio::time::timeout(LONG, client.read_buf(&mut said)).await;
-        assert!(read.expect("no list").unwrap() > 0, "{said:?}");
+/// Reads the ref advertisement.
+async fn read_refs(client: &mut TcpStream) -> String {
+    let mut response = Vec::new();
+    while !response.ends_with(b"0000") {
+        let read = tokio::time::timeout(TIMEOUT, client.read_buf(&mut response)).await;
+        assert!(
+            read.expect("no ref advertisement").unwrap() > 0,
+            "{response:?}"
+        );
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&response).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_says_nothing_or_too_little_is_not_waited_for() {
-    let place = harbour("header: 1s").await;
-    for beginning in [&b""[..], b"0022git-receive-pack"] {
-        let (mut client, serving) = connect(&place).await;
-        client.write_all(beginning).await.unwrap();
-        let said = heard(&mut client).await;
-        assert!(said.contains("client_timeout"), "{said}");
+async fn client_without_complete_request_line_times_out() {
+    let fixture = mirror_fixture("header: 1s").await;
+    for partial_line in [&b""[..], b"0022git-receive-pack"] {
+        let (mut client, serving) = connect(&fixture).await;
+        client.write_all(partial_line).await.unwrap();
+        let response = read_response(&mut client).await;
+        assert!(response.contains("client_timeout"), "{response}");
         drop(client);
         serving.await.unwrap();
-        assert_eq!(last_record(&place).reason, Some(Reason::ClientTimeout));
+        assert_eq!(last_record(&fixture).reason, Some(Reason::ClientTimeout));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_that_stops_in_the_middle_is_given_up() {
-    let place = harbour("idle: 3s").await;
-    let body = place.body(FEATURE);
-    let (mut client, serving) = connect(&place).await;
+async fn push_that_stalls_times_out() {
+    let fixture = mirror_fixture("idle: 3s").await;
+    let body = fixture.body(FEATURE);
+    let (mut client, serving) = connect(&fixture).await;
     client.write_all(PUSH).await.unwrap();
-    let list = hear_list(&mut client).await;
-    assert!(list.contains("refs/heads/main\0"), "{list}");
-    assert!(list.contains(" no-thin"), "{list}");
-    assert!(!list.contains("# service"), "that is HTTP's: {list}");
+    let refs = read_refs(&mut client).await;
+    assert!(refs.contains("refs/heads/main\0"), "{refs}");
+    assert!(refs.contains(" no-thin"), "{refs}");
+    assert!(
+        !refs.contains("# service"),
+        "this line belongs to HTTP: {refs}"
+    );
     client.write_all(&body[..body.len() - 30]).await.unwrap();
-    let said = heard(&mut client).await;
-    assert!(said.contains("ERR "), "{said}");
+    let response = read_response(&mut client).await;
+    assert!(response.contains("ERR "), "{response}");
     drop(client);
     serving.await.unwrap();
-    assert_eq!(place.forge.pushed(), 0);
-    assert!(!place.refs().contains(FEATURE));
+    assert_eq!(fixture.forge.pushed(), 0);
+    assert!(!fixture.refs().contains(FEATURE));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_in_pieces_passes_and_is_answered_with_the_clients_side_open() {
-    let place = harbour("").await;
-    let (mut client, serving) = connect(&place).await;
+async fn chunked_push_is_answered_before_the_client_closes() {
+    let fixture = mirror_fixture("").await;
+    let (mut client, serving) = connect(&fixture).await;
     client.set_nodelay(true).unwrap();
     client.write_all(PUSH).await.unwrap();
-    hear_list(&mut client).await;
-    for piece in place.body(FEATURE).chunks(13) {
+    read_refs(&mut client).await;
+    for piece in fixture.body(FEATURE).chunks(13) {
         client.write_all(piece).await.unwrap();
         tokio::task::yield_now().await;
     }
-    let said = heard(&mut client).await;
-    assert!(said.contains("ok refs/heads/feature"), "{said}");
-    assert!(place.refs().contains(FEATURE));
+    let response = read_response(&mut client).await;
+    assert!(response.contains("ok refs/heads/feature"), "{response}");
+    assert!(fixture.refs().contains(FEATURE));
     drop(client);
     serving.await.unwrap();
-    let given = place.reader.given.lock().unwrap();
-    assert_eq!(given[0].pack.as_deref(), Some(&place.pack()[..]));
+    let inputs = fixture.reader.inputs.lock().unwrap();
+    assert_eq!(inputs[0].pack.as_deref(), Some(&fixture.pack()[..]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_in_the_middle_pushes_nothing() {
-    let place = harbour("").await;
-    let (mut client, serving) = connect(&place).await;
+async fn incomplete_push_is_refused_when_the_client_closes() {
+    let fixture = mirror_fixture("").await;
+    let (mut client, serving) = connect(&fixture).await;
     client.write_all(PUSH).await.unwrap();
-    hear_list(&mut client).await;
-    let body = place.body(FEATURE);
+    read_refs(&mut client).await;
+    let body = fixture.body(FEATURE);
     client.write_all(&body[..body.len() - 1]).await.unwrap();
     client.shutdown().await.unwrap();
-    let said = heard(&mut client).await;
+    let response = read_response(&mut client).await;
     let refused = "ng refs/heads/feature palisade: git_malformed";
-    assert!(said.contains(refused), "{said}");
+    assert!(response.contains(refused), "{response}");
     drop(client);
     serving.await.unwrap();
-    assert_eq!(place.forge.pushed(), 0);
+    assert_eq!(fixture.forge.pushed(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_ends_with_its_mirror_and_with_silence() {
-    let place = harbour("").await;
-    let (mut client, serving) = connect(&place).await;
+async fn fetch_ends_when_its_mirror_is_removed_or_idle() {
+    let fixture = mirror_fixture("").await;
+    let (mut client, serving) = connect(&fixture).await;
     client.write_all(FETCH).await.unwrap();
-    let list = hear_list(&mut client).await;
-    assert!(list.contains("refs/heads/main\n"), "{list}");
-    reload(&place, "", "").await;
-    assert_eq!(heard(&mut client).await, "");
+    let refs = read_refs(&mut client).await;
+    assert!(refs.contains("refs/heads/main\n"), "{refs}");
+    reload(&fixture, "", "").await;
+    assert_eq!(read_response(&mut client).await, "");
     drop(client);
     serving.await.unwrap();
 
-    reload(&place, "idle: 3s", MIRROR).await;
-    let (mut client, serving) = connect(&place).await;
+    reload(&fixture, "idle: 3s", MIRROR).await;
+    let (mut client, serving) = connect(&fixture).await;
     client.write_all(FETCH).await.unwrap();
-    hear_list(&mut client).await;
+    read_refs(&mut client).await;
     let begun = Instant::now();
-    heard(&mut client).await;
+    read_response(&mut client).await;
     assert!(begun.elapsed() >= Duration::from_millis(900));
     drop(client);
     serving.await.unwrap();

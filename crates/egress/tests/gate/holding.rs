@@ -2,10 +2,10 @@
 
 mod answers;
 mod breakers;
-mod ends;
+mod cancellations;
+mod dns_names;
 mod fixture;
 mod grants;
-mod names;
 mod operator;
 mod passthrough;
 mod pushes;

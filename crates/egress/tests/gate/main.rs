@@ -1,16 +1,16 @@
-//! A gate with stand-ins for what it is given, and real clients and upstreams on loopback.
+//! Tests of the gate with fake dependencies, and real clients and upstreams on loopback.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on has failed"
+    reason = "a failed expectation fails the test"
 )]
 
 mod daemon;
+mod fakes;
 mod holding;
 mod pruning;
 mod push;
 mod rego;
-mod stand_ins;

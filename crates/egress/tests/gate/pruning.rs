@@ -1,72 +1,79 @@
-//! State of sandboxes whose registration ended without a request to end it.
+//! Pruning of the state of sandboxes whose registration has expired.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use config::Settings;
-use egress::services::{Parts, Services};
+use egress::services::{ServiceDependencies, Services};
 use policy::clock::UnixMillis;
 use policy::host::Host;
 use policy::id::SandboxId;
-use policy::identity::Lookup;
+use policy::identity::RegistrationLookup;
 use policy::ports::Registry;
 use policy::registration::Registration;
 
-use crate::stand_ins::{Records, Row, parts};
+use crate::fakes::{FakeRegistry, MemoryAuditLog, parts};
 
-/// A registry in which `live` is registered, `expired` was, and nothing else ever.
-struct Rows;
+/// A registry with the sandbox `live` and the expired sandbox `expired`.
+struct ExpiringRegistry;
 
-impl Registry for Rows {
-    fn by_id(&self, id: &SandboxId) -> Lookup {
+impl Registry for ExpiringRegistry {
+    fn by_id(&self, id: &SandboxId) -> RegistrationLookup {
         let expires = match id.as_str() {
             "live" => UnixMillis::new(i64::MAX),
             "expired" => UnixMillis::new(1),
-            _ => return Lookup::Unknown,
+            _ => return RegistrationLookup::Unknown,
         };
-        Lookup::Found(Arc::new(Registration {
+        RegistrationLookup::Found(Arc::new(Registration {
             expires,
-            ..Row::of(id)
+            ..FakeRegistry::registration(id)
         }))
     }
 
-    fn by_ip(&self, _: IpAddr) -> Lookup {
-        Lookup::Unknown
+    fn by_ip(&self, _: IpAddr) -> RegistrationLookup {
+        RegistrationLookup::Unknown
     }
 
     fn expired(&self, _: &SandboxId) {}
 }
 
-fn traffic(directory: &std::path::Path) -> Arc<Services> {
-    Services::new(Parts {
-        registry: Arc::new(Rows),
-        ..parts(directory, Settings::default(), &Arc::<Records>::default())
+fn services(directory: &std::path::Path) -> Arc<Services> {
+    Services::new(ServiceDependencies {
+        registry: Arc::new(ExpiringRegistry),
+        ..parts(
+            directory,
+            Settings::default(),
+            &Arc::<MemoryAuditLog>::default(),
+        )
     })
 }
 
-// Issue 15, number 16. The time is virtual.
+// Issue 15, number 16. The clock is paused.
 #[tokio::test(start_paused = true)]
 async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minutes() {
     let directory = tempfile::tempdir().unwrap();
-    let traffic = traffic(directory.path());
-    let rules = traffic.policy().load();
+    let services = services(directory.path());
+    let snapshot = services.policy().load();
     let host = Host::parse("api.example").unwrap();
     for name in ["live", "expired", "gone"] {
         let id = SandboxId::parse(name).unwrap();
-        let guest = traffic.sandbox(&id).unwrap();
-        let now = traffic.clock().tick();
-        let _pass = guest.upstreams.take(&rules.settings, &host, now).unwrap();
+        let state = services.sandbox(&id).unwrap();
+        let now = services.clock().tick();
+        let _pass = state
+            .upstreams
+            .take(&snapshot.settings, &host, now)
+            .unwrap();
     }
     let known = || {
-        let known = traffic.known();
+        let known = services.sandboxes_with_state();
         let mut names: Vec<String> = known.iter().map(|one| one.id().to_string()).collect();
         names.sort();
         names
     };
     let pruning = {
-        let traffic = Arc::clone(&traffic);
-        tokio::spawn(async move { traffic.prune_regularly().await })
+        let services = Arc::clone(&services);
+        tokio::spawn(async move { services.prune_regularly().await })
     };
     tokio::time::sleep(Duration::from_secs(299)).await;
     assert_eq!(known(), ["expired", "gone", "live"]);

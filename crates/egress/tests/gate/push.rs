@@ -1,5 +1,5 @@
-//! Pushes whose objects have to be read: a gate, a real `git http-backend` behind it, and
-//! somebody in the place of the reader who says what the test wants.
+//! Pushes whose objects are read: a gate, a real `git http-backend` as upstream, and a fake pack
+//! reader whose findings the test chooses.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -9,37 +9,39 @@ use std::sync::{Arc, Mutex};
 
 use config::Settings;
 use decide::hold::Questions;
-use egress::services::{Parts, Services};
+use egress::services::{ServiceDependencies, Services};
 use policy::ports::{Pack, PackReader};
-use policy::push::{self, Case, Findings, Place as Whereabouts, Restricted, Sighting};
+use policy::push::{
+    self, Findings, PushContext, RestrictedPathChange, SecretFinding, SecretLocation,
+};
 use policy::reason::Reason;
 use policy::refs::ObjectId;
 use policy::verdict::Denial;
 use testkit::forge::Forge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::stand_ins::{Records, connect, parts};
+use crate::fakes::{MemoryAuditLog, connect, parts};
 
-/// What the reader was given.
-pub(crate) struct Given {
-    pub(crate) case: Case,
+/// Input of the pack reader.
+pub(crate) struct ReaderInput {
+    pub(crate) case: PushContext,
     pub(crate) pack: Option<Vec<u8>>,
     bases: Vec<File>,
 }
 
-type Say = dyn Fn(&Given) -> Result<Findings, Denial> + Send + Sync;
+type FindFn = dyn Fn(&ReaderInput) -> Result<Findings, Denial> + Send + Sync;
 
-/// Somebody in the place of the reader.
-pub(crate) struct Reader {
-    say: Box<Say>,
-    pub(crate) given: Mutex<Vec<Given>>,
+/// A pack reader with prepared findings.
+pub(crate) struct FakePackReader {
+    find: Box<FindFn>,
+    pub(crate) inputs: Mutex<Vec<ReaderInput>>,
 }
 
 #[async_trait::async_trait]
-impl PackReader for Reader {
+impl PackReader for FakePackReader {
     async fn read(
         &self,
-        case: &Case,
+        case: &PushContext,
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial> {
@@ -49,83 +51,84 @@ impl PackReader for Reader {
             std::io::Read::read_to_end(&mut pack.file, &mut bytes).unwrap();
             bytes
         });
-        let given = Given {
+        let input = ReaderInput {
             case: case.clone(),
             pack,
             bases,
         };
-        let said = (self.say)(&given);
-        self.given.lock().unwrap().push(given);
-        said
+        let findings = (self.find)(&input);
+        self.inputs.lock().unwrap().push(input);
+        findings
     }
 }
 
-pub(crate) struct Place {
+/// A gate, a forge with one repository, and a fake pack reader.
+pub(crate) struct PushFixture {
     directory: tempfile::TempDir,
     pub(crate) forge: Forge,
-    pub(crate) traffic: Arc<Services>,
-    pub(crate) records: Arc<Records>,
-    pub(crate) reader: Arc<Reader>,
+    pub(crate) services: Arc<Services>,
+    pub(crate) records: Arc<MemoryAuditLog>,
+    pub(crate) reader: Arc<FakePackReader>,
 }
 
-impl Place {
+impl PushFixture {
     pub(crate) fn new(
         git: &str,
-        say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
+        find: impl Fn(&ReaderInput) -> Result<Findings, Denial> + Send + Sync + 'static,
     ) -> Self {
-        Self::attended(Questions::default(), git, |_| {}, say)
+        Self::with_operator(Questions::default(), git, |_| {}, find)
     }
 
-    /// The same where questions are answered, with settings that `change` makes of those that an
+    /// A fixture with an operator who answers `questions`. `change` edits the settings beyond what an
     /// operator can write.
-    pub(crate) fn attended(
+    pub(crate) fn with_operator(
         questions: Questions,
         git: &str,
         change: impl FnOnce(&mut Settings),
-        say: impl Fn(&Given) -> Result<Findings, Denial> + Send + Sync + 'static,
+        find: impl Fn(&ReaderInput) -> Result<Findings, Denial> + Send + Sync + 'static,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("forge");
         let forge = Forge::start(None, &root, "git");
         let mut settings = settings(directory.path(), &forge, git);
         change(&mut settings);
-        let records = Arc::<Records>::default();
-        let reader = Arc::new(Reader {
-            say: Box::new(say),
-            given: Mutex::default(),
+        let records = Arc::<MemoryAuditLog>::default();
+        let reader = Arc::new(FakePackReader {
+            find: Box::new(find),
+            inputs: Mutex::default(),
         });
-        let traffic = Services::new(Parts {
+        let services = Services::new(ServiceDependencies {
             questions,
             pack_reader: Some(Arc::clone(&reader) as _),
             ..parts(directory.path(), settings, &records)
         });
-        let place = Self {
+        let fixture = Self {
             directory,
             forge,
-            traffic,
+            services,
             records,
             reader,
         };
-        place.seed();
-        place
+        fixture.create_repository();
+        fixture
     }
 
-    /// The settings with `git` below `git:`.
+    /// Settings with `git` as lines of the section `git`.
     pub(crate) fn settings(&self, git: &str) -> Settings {
         settings(self.directory.path(), &self.forge, git)
     }
 
-    /// Puts other settings in force.
+    /// Applies other settings.
     pub(crate) async fn reload(&self, settings: Settings) {
-        let traffic = Arc::clone(&self.traffic);
-        let reloading = move || crate::stand_ins::reload(&traffic, Arc::new(settings));
+        let services = Arc::clone(&self.services);
+        let reloading = move || crate::fakes::reload(&services, Arc::new(settings));
         let reloaded = tokio::task::spawn_blocking(reloading).await;
         reloaded.unwrap().unwrap();
     }
 
-    /// A repository with a workflow on its default branch, and a commit upon it that is not
-    /// there yet.
-    fn seed(&self) {
+    /// Creates the upstream repository with a workflow on its default branch, and a local commit
+    /// that is not pushed yet.
+    fn create_repository(&self) {
         let work = self.path("work");
         let upstream = self.path("forge/acme/app.git");
         std::fs::create_dir_all(&upstream).unwrap();
@@ -148,7 +151,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// The body of a push of the second commit to a new branch, as git makes it.
+    /// The body of git's push of the second commit to a new branch.
     pub(crate) fn body(&self, name: &str) -> Vec<u8> {
         let work = self.path("work");
         let new = git(&work, &["rev-parse", "HEAD"]);
@@ -174,19 +177,19 @@ impl Place {
         child.wait_with_output().unwrap().stdout
     }
 
-    /// Pushes, and says what the client hears.
+    /// Pushes to the forge and returns the response.
     pub(crate) async fn push(&self, body: &[u8]) -> String {
         self.push_to("forge.example/acme/app.git", body).await
     }
 
-    /// Pushes to the repository at `address`, and says what the client hears.
+    /// Pushes to the repository at `address` and returns the response.
     pub(crate) async fn push_to(&self, address: &str, body: &[u8]) -> String {
-        let mut client = connect(&self.traffic, None);
+        let mut client = connect(&self.services, None);
         client.write_all(&head(address, body)).await.unwrap();
         client.write_all(body).await.unwrap();
-        let mut answer = Vec::new();
-        client.read_to_end(&mut answer).await.unwrap();
-        String::from_utf8_lossy(&answer).into_owned()
+        let mut response = Vec::new();
+        client.read_to_end(&mut response).await.unwrap();
+        String::from_utf8_lossy(&response).into_owned()
     }
 
     pub(crate) fn refs(&self) -> String {
@@ -194,7 +197,7 @@ impl Place {
     }
 }
 
-/// The head of a push of `body` to the repository at `address`.
+/// The request head of a push of `body` to the repository at `address`.
 pub(crate) fn head(address: &str, body: &[u8]) -> Vec<u8> {
     let (host, _) = address.split_once('/').unwrap();
     let length = body.len();
@@ -232,20 +235,21 @@ fn command(dir: &Path, args: &[&str]) -> Command {
 
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     let output = command(dir, args).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "git {args:?}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "git {args:?}: {stderr}");
     String::from_utf8(output.stdout)
         .unwrap()
         .trim_end()
         .to_owned()
 }
 
-pub(crate) fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
+/// Findings that cannot compare restricted paths without upstream's trees.
+pub(crate) fn unknown_without_bases(input: &ReaderInput) -> Result<Findings, Denial> {
     Ok(Findings {
-        restricted: if given.bases.is_empty() {
-            Restricted::Unknown
+        restricted: if input.bases.is_empty() {
+            RestrictedPathChange::Unknown
         } else {
-            Restricted::Untouched
+            RestrictedPathChange::Untouched
         },
         ..Findings::default()
     })
@@ -254,37 +258,33 @@ pub(crate) fn unknown_without_bases(given: &Given) -> Result<Findings, Denial> {
 pub(crate) const FEATURE: &str = "refs/heads/feature";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_that_the_reader_finds_clean_goes_upstream_whole() {
-    let place = Place::new("  restricted_paths: []\n", |_| Ok(Findings::default()));
-    let said = place.push(&place.body(FEATURE)).await;
-    assert!(said.contains("ok refs/heads/feature"), "{said}");
-    assert!(place.refs().contains(FEATURE));
-    let given = place.reader.given.lock().unwrap();
-    assert_eq!(given.len(), 1);
-    assert_eq!(given[0].pack.as_deref(), Some(&place.pack()[..]));
-    assert!(given[0].case.scan && given[0].bases.is_empty());
-    assert_eq!(
-        place.forge.requests().len(),
-        1,
-        "nothing had to be compared"
-    );
+async fn push_without_findings_reaches_upstream_unchanged() {
+    let fixture = PushFixture::new("  restricted_paths: []\n", |_| Ok(Findings::default()));
+    let response = fixture.push(&fixture.body(FEATURE)).await;
+    assert!(response.contains("ok refs/heads/feature"), "{response}");
+    assert!(fixture.refs().contains(FEATURE));
+    let inputs = fixture.reader.inputs.lock().unwrap();
+    assert_eq!(inputs.len(), 1);
+    assert_eq!(inputs[0].pack.as_deref(), Some(&fixture.pack()[..]));
+    assert!(inputs[0].case.scan && inputs[0].bases.is_empty());
+    assert_eq!(fixture.forge.requests().len(), 1, "no trees were needed");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_upstream_has_is_fetched_without_files_where_it_must_be_compared() {
-    let place = Place::new("", unknown_without_bases);
-    let said = place.push(&place.body(FEATURE)).await;
-    assert!(said.contains("ok refs/heads/feature"), "{said}");
-    let mut given = std::mem::take(&mut *place.reader.given.lock().unwrap());
-    assert_eq!(given.len(), 1);
-    let second = given.pop().unwrap();
+async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
+    let fixture = PushFixture::new("", unknown_without_bases);
+    let response = fixture.push(&fixture.body(FEATURE)).await;
+    assert!(response.contains("ok refs/heads/feature"), "{response}");
+    let mut inputs = std::mem::take(&mut *fixture.reader.inputs.lock().unwrap());
+    assert_eq!(inputs.len(), 1);
+    let second = inputs.pop().unwrap();
     assert_eq!(second.case.restricted.len(), 2);
-    let main = git(&place.path("forge/acme/app.git"), &["rev-parse", "main"]);
+    let main = git(&fixture.path("forge/acme/app.git"), &["rev-parse", "main"]);
     let tip = second.case.default_tip.map(|tip| tip.to_string());
     assert_eq!(tip, Some(main.clone()));
 
-    // The pack holds the commit and its trees, and no file.
-    let scratch = place.path("scratch");
+    // The pack has the commit and its trees, and no blob.
+    let scratch = fixture.path("scratch");
     std::fs::create_dir(&scratch).unwrap();
     git(&scratch, &["init", "-q", "--bare"]);
     let mut base = second.bases.into_iter().next().unwrap();
@@ -305,25 +305,25 @@ async fn what_upstream_has_is_fetched_without_files_where_it_must_be_compared() 
     assert_eq!((of("commit"), of("tree"), of("blob")), (1, 3, 0), "{types}");
     git(&scratch, &["cat-file", "-e", &main]);
 
-    // The gate asked with what the client sent, and what it asked is on record.
-    let asked = place.forge.requests();
-    assert_eq!(asked.len(), 3, "{asked:?}");
+    // The gate's queries have the client's credentials and are in the audit log.
+    let requests = fixture.forge.requests();
+    assert_eq!(requests.len(), 3, "{requests:?}");
     assert!(
-        asked
+        requests
             .iter()
             .all(|one| one.headers["authorization"] == "Basic stub")
     );
-    let records = place.records.0.lock().unwrap().clone();
+    let records = fixture.records.0.lock().unwrap().clone();
     let own = records
         .iter()
         .filter(|one| one.event.as_deref() == Some("asked_for_push"));
     assert_eq!(own.count(), 2);
 
-    // A tag may stand on a branch that the sandbox made: its trees are among them then.
-    let said = place.push(&place.body("refs/tags/v1")).await;
-    assert!(said.contains("ok refs/tags/v1"), "{said}");
-    let mut given = std::mem::take(&mut *place.reader.given.lock().unwrap());
-    let mut base = given.pop().unwrap().bases.pop().unwrap();
+    // A tag may be based on a branch that the sandbox created, so its trees are fetched too.
+    let response = fixture.push(&fixture.body("refs/tags/v1")).await;
+    assert!(response.contains("ok refs/tags/v1"), "{response}");
+    let mut inputs = std::mem::take(&mut *fixture.reader.inputs.lock().unwrap());
+    let mut base = inputs.pop().unwrap().bases.pop().unwrap();
     base.seek(SeekFrom::Start(0)).unwrap();
     git(&scratch, &["init", "-q", "--bare", "again"]);
     let again = scratch.join("again");
@@ -333,33 +333,33 @@ async fn what_upstream_has_is_fetched_without_files_where_it_must_be_compared() 
         .status()
         .unwrap();
     assert!(status.success());
-    let feature = git(&place.path("work"), &["rev-parse", "HEAD"]);
+    let feature = git(&fixture.path("work"), &["rev-parse", "HEAD"]);
     git(&again, &["cat-file", "-e", &feature]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_upstream_does_not_say_what_it_has_a_restricted_path_is_refused() {
-    let place = Place::new("", unknown_without_bases);
-    let upstream = place.path("forge/acme/app.git");
+async fn restricted_path_without_upstream_trees_is_refused() {
+    let fixture = PushFixture::new("", unknown_without_bases);
+    let upstream = fixture.path("forge/acme/app.git");
     git(&upstream, &["config", "uploadpack.allowFilter", "false"]);
-    let said = place.push(&place.body(FEATURE)).await;
+    let response = fixture.push(&fixture.body(FEATURE)).await;
     assert!(
-        said.contains("ng refs/heads/feature palisade: git_path"),
-        "{said}"
+        response.contains("ng refs/heads/feature palisade: git_path"),
+        "{response}"
     );
-    assert!(said.contains("cannot be told"), "{said}");
-    assert!(!place.refs().contains(FEATURE));
-    assert_eq!(place.forge.pushed(), 0);
+    assert!(response.contains("cannot be told"), "{response}");
+    assert!(!fixture.refs().contains(FEATURE));
+    assert_eq!(fixture.forge.pushed(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_reader_finds_refuses_the_push() {
-    let secret = || Sighting {
+async fn push_with_findings_is_refused() {
+    let secret = || SecretFinding {
         rule: "some-key".to_owned(),
-        place: Whereabouts::Commit(ObjectId::Sha1([7; 20])),
+        place: SecretLocation::Commit(ObjectId::Sha1([7; 20])),
     };
-    type Case = (&'static str, Result<Findings, Denial>);
-    let cases: [Case; 4] = [
+    type FindingsCase = (&'static str, Result<Findings, Denial>);
+    let cases: [FindingsCase; 4] = [
         (
             "secret_found",
             Ok(Findings {
@@ -370,43 +370,46 @@ async fn what_the_reader_finds_refuses_the_push() {
         (
             "git_path",
             Ok(Findings {
-                restricted: Restricted::Changed,
+                restricted: RestrictedPathChange::Changed,
                 ..Findings::default()
             }),
         ),
-        ("internal", Err(push::unread("the reader fell over"))),
+        ("internal", Err(push::unread("the reader crashed"))),
         (
             "git_malformed",
-            Err(Denial::new(Reason::GitMalformed, "git:form").saying("No pack.")),
+            Err(Denial::new(Reason::GitMalformed, "git:form").with_message("No pack.")),
         ),
     ];
-    for (reason, said) in cases {
-        let place = Place::new("", move |_| said.clone());
-        let heard = place.push(&place.body(FEATURE)).await;
+    for (reason, findings) in cases {
+        let fixture = PushFixture::new("", move |_| findings.clone());
+        let response = fixture.push(&fixture.body(FEATURE)).await;
         let line = format!("ng refs/heads/feature palisade: {reason}\n");
-        assert!(heard.contains(&line), "{reason}: {heard}");
-        assert!(!heard.contains("fell over"), "that is for the operator");
-        assert!(!place.refs().contains(FEATURE));
-        assert_eq!(place.forge.pushed(), 0);
+        assert!(response.contains(&line), "{reason}: {response}");
+        assert!(
+            !response.contains("crashed"),
+            "the evidence is for the operator"
+        );
+        assert!(!fixture.refs().contains(FEATURE));
+        assert_eq!(fixture.forge.pushed(), 0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refs_are_judged_before_anybody_reads() {
-    let place = Place::new("", |_| Ok(Findings::default()));
-    let said = place.push(&place.body("refs/heads/main")).await;
+async fn refs_are_decided_before_the_pack_is_read() {
+    let fixture = PushFixture::new("", |_| Ok(Findings::default()));
+    let response = fixture.push(&fixture.body("refs/heads/main")).await;
     assert!(
-        said.contains("ng refs/heads/main palisade: git_protected"),
-        "{said}"
+        response.contains("ng refs/heads/main palisade: git_protected"),
+        "{response}"
     );
-    assert!(place.reader.given.lock().unwrap().is_empty());
-    assert!(place.forge.requests().is_empty());
+    assert!(fixture.reader.inputs.lock().unwrap().is_empty());
+    assert!(fixture.forge.requests().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rewrite_is_refused_where_the_operator_says_so() {
+async fn force_push_is_refused_with_deny_force_push() {
     let forward = |known| {
-        move |_: &Given| {
+        move |_: &ReaderInput| {
             Ok(Findings {
                 fast_forward: vec![known],
                 ..Findings::default()
@@ -419,14 +422,14 @@ async fn a_rewrite_is_refused_where_the_operator_says_so() {
         (None, "ng refs/heads/feature palisade: git_protected"),
     ] {
         let git_section = "  deny_force_push: true\n  pushable: [feature]\n";
-        let place = Place::new(git_section, forward(known));
-        let upstream = place.path("forge/acme/app.git");
+        let fixture = PushFixture::new(git_section, forward(known));
+        let upstream = fixture.path("forge/acme/app.git");
         git(&upstream, &["update-ref", FEATURE, "main"]);
         let old = git(&upstream, &["rev-parse", "main"]);
-        let mut bytes = place.body(FEATURE);
-        // After the length of the line.
+        let mut bytes = fixture.body(FEATURE);
+        // The old object id follows the length of the pkt-line.
         bytes[4..4 + old.len()].copy_from_slice(old.as_bytes());
-        let said = place.push(&bytes).await;
-        assert!(said.contains(expected), "{known:?}: {said}");
+        let response = fixture.push(&bytes).await;
+        assert!(response.contains(expected), "{known:?}: {response}");
     }
 }

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use config::Settings;
 use egress::services::Services;
-use egress::trial::{self, Question};
+use egress::trial::{self, TrialRequest};
 use policy::audit::AuditEvent;
 use policy::host::Host;
 use policy::id::RequestId;
 use policy::reason::Reason;
 use policy::registration::Registration;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use serde_json::{Value, json};
 use testkit::origin::{Latch, OriginReply, OriginServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::stand_ins::{Records, Row, connect, parts, reload, sandbox};
+use crate::fakes::{FakeRegistry, MemoryAuditLog, connect, parts, reload, sandbox};
 
 /// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
 /// `/slower` is out of time long before it is out of steps.
@@ -59,7 +59,7 @@ struct Place {
     directory: tempfile::TempDir,
     origin: OriginServer,
     traffic: Arc<Services>,
-    records: Arc<Records>,
+    records: Arc<MemoryAuditLog>,
 }
 
 impl Place {
@@ -73,7 +73,7 @@ impl Place {
         let data = json!({ "many": many }).to_string();
         std::fs::write(directory.path().join("mine/data.json"), data).unwrap();
         let settings = settings(directory.path(), &origin, policies);
-        let records = Arc::<Records>::default();
+        let records = Arc::<MemoryAuditLog>::default();
         let traffic = Services::new(parts(directory.path(), settings, &records));
         Self {
             directory,
@@ -138,13 +138,13 @@ fn settings(directory: &std::path::Path, origin: &OriginServer, policies: &str) 
 const ENFORCED: &str = "  bundles: [{id: mine, path: mine, entrypoint: http/authz}]\n";
 
 #[tokio::test]
-async fn a_policy_decides_after_the_allowlist_and_is_named() {
+async fn policy_decides_after_the_allowlist_and_is_recorded() {
     let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     assert_eq!(place.get("/ok").await, (200, "hello".to_owned()));
     assert_eq!(place.get("/metadata").await.0, 200);
     let allowed = place.records();
     assert!(allowed.iter().all(|record| {
-        record.bundle.as_deref() == Some("mine") && record.verdict == Some(Word::Allow)
+        record.bundle.as_deref() == Some("mine") && record.verdict == Some(VerdictKind::Allow)
     }));
     assert_eq!(allowed.len(), 2);
 
@@ -175,7 +175,7 @@ async fn a_policy_decides_after_the_allowlist_and_is_named() {
 }
 
 #[tokio::test]
-async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() {
+async fn policy_that_exceeds_its_timeout_refuses() {
     let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     assert_eq!(place.get("/slow").await.0, 200);
     let text = std::fs::read_to_string(place.directory.path().join("palisade.yaml")).unwrap();
@@ -189,26 +189,26 @@ async fn a_policy_that_takes_its_time_gets_it_and_one_that_takes_more_refuses() 
 }
 
 #[tokio::test]
-async fn fail_open_lets_an_error_pass_and_nothing_else() {
+async fn fail_open_allows_requests_on_policy_errors_only() {
     let place = Place::new(&format!("  fail_open: true\n{ENFORCED}"), || {
         OriginReply::text("hello")
     });
     assert_eq!(place.get("/shape").await.0, 200);
-    // It is written down that nobody judged it.
+    // The record says that no bundle decided.
     let records = place.records();
     let [logged, request] = records.as_slice() else {
         panic!("{records:?}");
     };
     assert_eq!(logged.reason, Some(Reason::RegoError));
     assert_eq!(logged.request_id, request.request_id);
-    assert_eq!(request.verdict, Some(Word::Allow));
+    assert_eq!(request.verdict, Some(VerdictKind::Allow));
     for path in ["/why", "/undefined", "/redact", "/ask"] {
         assert_eq!(place.get(path).await.0, 403, "{path}");
     }
 }
 
 #[tokio::test]
-async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
+async fn log_only_bundle_is_recorded_and_decides_nothing() {
     let logged = "  bundles: [{id: mine, path: mine, entrypoint: http/authz, mode: log}]\n";
     let place = Place::new(logged, || OriginReply::text("hello"));
     assert_eq!(place.get("/why").await.0, 200);
@@ -218,9 +218,9 @@ async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
     };
     assert_eq!(logged.event.as_deref(), Some("policy_logged"));
     assert_eq!(logged.bundle.as_deref(), Some("mine"));
-    assert_eq!(logged.verdict, Some(Word::Deny));
+    assert_eq!(logged.verdict, Some(VerdictKind::Deny));
     assert_eq!(logged.request_id, request.request_id);
-    assert_eq!(request.verdict, Some(Word::Allow));
+    assert_eq!(request.verdict, Some(VerdictKind::Allow));
     assert_eq!(
         (request.bundle.as_ref(), request.event.as_ref()),
         (None, None)
@@ -230,7 +230,7 @@ async fn a_bundle_that_only_logs_is_written_down_and_decides_nothing() {
 }
 
 #[tokio::test]
-async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
+async fn reload_with_a_broken_policy_keeps_the_old_one() {
     let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let file = place.directory.path().join("mine/policy.rego");
     std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
@@ -261,13 +261,13 @@ async fn a_reload_puts_a_new_policy_in_force_or_keeps_the_old_one() {
     let error = reload(&place.traffic, place.settings(&required)).unwrap_err();
     assert!(error.to_string().contains("does not exist"), "{error}");
     assert_eq!(place.get("/ok").await.0, 403);
-    // Whoever did not say that it is required goes on without.
+    // An optional bundle that does not exist is left out.
     reload(&place.traffic, place.settings(ENFORCED)).unwrap();
     assert_eq!(place.get("/ok").await.0, 200);
 }
 
 #[tokio::test]
-async fn a_reload_ends_what_the_new_policy_does_not_allow() {
+async fn reload_ends_requests_that_the_new_policy_denies() {
     let latch = Latch::new();
     let held = latch.clone();
     let place = Place::new(ENFORCED, move || OriginReply::text("hello").paused(&held));
@@ -292,19 +292,19 @@ async fn a_reload_ends_what_the_new_policy_does_not_allow() {
 }
 
 #[tokio::test]
-async fn a_trial_asks_the_policy_too() {
+async fn trial_evaluates_the_policy() {
     let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let rules = place.traffic.policy().load();
-    let row = Arc::new(Row::of(&sandbox()));
+    let row = Arc::new(FakeRegistry::registration(&sandbox()));
     let ask = async |path: &str, registration: Option<Arc<Registration>>| {
-        let question = Question {
+        let question = TrialRequest {
             sandbox: sandbox(),
             method: "GET".to_owned(),
             url: format!("https://api.example{path}"),
             program: None,
             registration,
         };
-        trial::judge(&rules, &question).await.verdict
+        trial::decide_trial(&rules, &question).await.verdict
     };
     assert!(ask("/ok", None).await.is_ok());
     assert!(ask("/metadata", Some(row)).await.is_ok());
@@ -348,7 +348,7 @@ pub(crate) fn hello(name: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
+async fn unread_connection_is_decided_by_the_policy() {
     let place = Place::new(ENFORCED, || OriginReply::text("hello"));
     let pinned = || Some((Host::parse("pinned.example").unwrap(), 443));
     let said = |records: &[AuditEvent]| {
@@ -388,14 +388,14 @@ async fn a_connection_that_nobody_reads_is_put_to_the_policy_too() {
 
     std::fs::write(&file, POLICY).unwrap();
     reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-    let question = Question {
+    let question = TrialRequest {
         sandbox: sandbox(),
         method: "GET".to_owned(),
         url: "https://pinned.example/ok".to_owned(),
         program: None,
         registration: None,
     };
-    let trial = trial::judge(&place.traffic.policy().load(), &question).await;
+    let trial = trial::decide_trial(&place.traffic.policy().load(), &question).await;
     assert!(trial.unread);
     assert_eq!(trial.verdict.unwrap_err().reason, Reason::RegoDenied);
 }

@@ -1,4 +1,4 @@
-//! What tools answer: a text for the model, and the same as data for programs.
+//! Answers of the tools: a text for the model, and the same content as structured data.
 
 use std::fmt::Write as _;
 
@@ -6,42 +6,45 @@ use rmcp::model::{CallToolResult, ContentBlock, ErrorData};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::workshop::{
-    Changes, Content, Cut, Deleted, Edited, Found, Listed, Matches, Moved, Ports, Ran, Sandbox,
-    Snapshot, WorkshopError, Written,
+use super::sandbox_service::{
+    AgentSandbox, Changes, CommandRun, CopiedFiles, DeletedSandbox, DirectoryListing, EditedFile,
+    FileContent, FoundFiles, GrepMatches, Ports, SandboxServiceError, Snapshot, TruncationInfo,
+    WrittenFile,
 };
 
-/// An answer that a tool can give.
-pub trait Answer: Serialize + JsonSchema + 'static {
-    /// What a model reads.
+/// The answer of a tool.
+pub trait ToolAnswer: Serialize + JsonSchema + 'static {
+    /// The text for the model.
     fn text(&self) -> String;
 
-    /// Whether it tells of a failure all the same.
+    /// Whether the result is marked as an error, as that of a command with a non-zero exit code.
     fn is_failure(&self) -> bool {
         false
     }
 }
 
-/// The result of a call, or the protocol's error.
-pub fn result<A: Answer>(done: Result<A, WorkshopError>) -> Result<CallToolResult, ErrorData> {
+/// The result of a tool call, or a JSON-RPC error.
+pub fn tool_result<A: ToolAnswer>(
+    done: Result<A, SandboxServiceError>,
+) -> Result<CallToolResult, ErrorData> {
     match done {
-        Ok(answer) => with(vec![ContentBlock::text(answer.text())], &answer),
-        Err(error) => refusal(error),
+        Ok(answer) => success(vec![ContentBlock::text(answer.text())], &answer),
+        Err(error) => failure(error),
     }
 }
 
-/// The result of reading: a picture is shown as one.
+/// The result of `read`: text, or an image block.
 pub fn read_result(
-    done: Result<(String, Content), WorkshopError>,
+    done: Result<(String, FileContent), SandboxServiceError>,
 ) -> Result<CallToolResult, ErrorData> {
     match done {
-        Ok((path, Content::Image { data, mime_type })) => {
+        Ok((path, FileContent::Image { data, mime_type })) => {
             let block = ContentBlock::image(data, mime_type.clone());
-            with(vec![block], &ReadAnswer::image(path, mime_type))
+            success(vec![block], &ReadAnswer::image(path, mime_type))
         }
         Ok((
             path,
-            Content::Text {
+            FileContent::Text {
                 content,
                 total_lines,
                 has_more,
@@ -56,13 +59,16 @@ pub fn read_result(
                 mime_type: None,
                 cut,
             };
-            with(vec![ContentBlock::text(answer.text())], &answer)
+            success(vec![ContentBlock::text(answer.text())], &answer)
         }
-        Err(error) => refusal(error),
+        Err(error) => failure(error),
     }
 }
 
-fn with<A: Answer>(content: Vec<ContentBlock>, answer: &A) -> Result<CallToolResult, ErrorData> {
+fn success<A: ToolAnswer>(
+    content: Vec<ContentBlock>,
+    answer: &A,
+) -> Result<CallToolResult, ErrorData> {
     let data = serde_json::to_value(answer)
         .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
     let mut result = CallToolResult::success(content);
@@ -71,47 +77,48 @@ fn with<A: Answer>(content: Vec<ContentBlock>, answer: &A) -> Result<CallToolRes
     Ok(result)
 }
 
-/// The one place that knows which failure is told how.
-fn refusal(error: WorkshopError) -> Result<CallToolResult, ErrorData> {
+/// Maps an error to a JSON-RPC error or to a result that is marked as an error.
+fn failure(error: SandboxServiceError) -> Result<CallToolResult, ErrorData> {
     match error {
-        WorkshopError::Invalid(why) => Err(ErrorData::invalid_params(why, None)),
-        WorkshopError::Refused(why) => Ok(CallToolResult::error(vec![ContentBlock::text(why)])),
-        WorkshopError::Failed(why) => Err(ErrorData::internal_error(why, None)),
+        SandboxServiceError::Invalid(why) => Err(ErrorData::invalid_params(why, None)),
+        SandboxServiceError::Refused(why) => {
+            Ok(CallToolResult::error(vec![ContentBlock::text(why)]))
+        }
+        SandboxServiceError::Failed(why) => Err(ErrorData::internal_error(why, None)),
     }
 }
 
-/// A sandbox.
+/// Answer of `sandbox-create`, `sandbox-pause` and `sandbox-resume`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct SandboxAnswer {
-    /// As it is now.
-    pub sandbox: Sandbox,
+    /// The sandbox's current state.
+    pub sandbox: AgentSandbox,
 }
 
-impl Answer for SandboxAnswer {
+impl ToolAnswer for SandboxAnswer {
     fn text(&self) -> String {
         describe(&self.sandbox)
     }
 }
 
-/// Sandboxes.
+/// Answer of `sandbox-list`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ListAnswer {
-    /// Those of this repository.
-    pub sandboxes: Vec<Sandbox>,
+    /// The sandboxes of this repository.
+    pub sandboxes: Vec<AgentSandbox>,
 }
 
-impl Answer for ListAnswer {
+impl ToolAnswer for ListAnswer {
     fn text(&self) -> String {
         if self.sandboxes.is_empty() {
-            return "There is no sandbox for this repository. Make one with sandbox-create."
-                .to_owned();
+            return "This repository has no sandbox. Create one with sandbox-create.".to_owned();
         }
         let lines: Vec<String> = self.sandboxes.iter().map(describe).collect();
         lines.join("\n")
     }
 }
 
-fn describe(sandbox: &Sandbox) -> String {
+fn describe(sandbox: &AgentSandbox) -> String {
     let mut text = format!("{}: {}", sandbox.name, sandbox.status);
     if let Some(reason) = &sandbox.reason {
         let _ = write!(text, " ({reason})");
@@ -125,25 +132,25 @@ fn describe(sandbox: &Sandbox) -> String {
     text
 }
 
-impl Answer for Ports {
+impl ToolAnswer for Ports {
     fn text(&self) -> String {
         let mut lines = Vec::new();
         match (&self.open, &self.reason) {
             (Some(open), _) if open.is_empty() => {
-                lines.push("Nobody listens on a port inside.".to_owned());
+                lines.push("No program listens on a port inside.".to_owned());
             }
             (Some(open), _) => {
                 let open: Vec<String> = open.iter().map(u16::to_string).collect();
                 lines.push(format!("Open inside: {}", open.join(", ")));
             }
             (None, reason) => {
-                let why = reason.as_deref().unwrap_or("nobody says why");
-                lines.push(format!("Which ports are open inside is not known: {why}"));
+                let why = reason.as_deref().unwrap_or("no reason given");
+                lines.push(format!("The open ports inside are unknown: {why}"));
             }
         }
         for published in &self.published {
             lines.push(format!(
-                "{} on the host leads to port {} inside",
+                "{} on the host forwards to port {} inside",
                 published.host, published.port
             ));
         }
@@ -151,17 +158,17 @@ impl Answer for Ports {
     }
 }
 
-/// A sandbox is gone.
+/// Answer of `sandbox-delete`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct DeleteAnswer {
-    /// Its name.
+    /// The deleted sandbox's name.
     pub name: String,
-    /// What is left of it.
+    /// The deleted branch's last commit, or why the branch was not deleted.
     #[serde(flatten)]
-    pub deleted: Deleted,
+    pub deleted: DeletedSandbox,
 }
 
-impl Answer for DeleteAnswer {
+impl ToolAnswer for DeleteAnswer {
     fn text(&self) -> String {
         let mut text = format!("Deleted {}.", self.name);
         if let Some(why) = &self.deleted.branch_kept {
@@ -171,30 +178,30 @@ impl Answer for DeleteAnswer {
     }
 }
 
-/// What is in a file.
+/// Answer of `read`.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReadAnswer {
-    /// Which.
+    /// The file's path.
     pub path: String,
-    /// The lines asked for, or as many as fit. Absent for a picture.
+    /// The requested lines, or as many as fit. Absent for an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub content: Option<String>,
-    /// The lines of the file.
+    /// The number of lines in the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64")]
     pub total_lines: Option<u64>,
-    /// Whether there are more after these.
+    /// Whether the file has more lines after these.
     pub has_more: bool,
-    /// What kind of picture it is.
+    /// The image's media type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub mime_type: Option<String>,
-    /// What was cut.
+    /// The size before and after truncation; absent if nothing was truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Cut")]
-    pub cut: Option<Cut>,
+    #[schemars(with = "TruncationInfo")]
+    pub cut: Option<TruncationInfo>,
 }
 
 impl ReadAnswer {
@@ -210,37 +217,37 @@ impl ReadAnswer {
     }
 }
 
-impl Answer for ReadAnswer {
+impl ToolAnswer for ReadAnswer {
     fn text(&self) -> String {
         let mut text = self.content.clone().unwrap_or_default();
         if self.has_more {
             let total = self.total_lines.unwrap_or_default();
             let _ = write!(
                 text,
-                "\n[There is more: the file has {total} lines. Go on with offset.]"
+                "\n[Truncated: the file has {total} lines. Continue with offset.]"
             );
         }
         text
     }
 }
 
-/// What a changing tool left on the branch.
+/// The commit of a tool's changes.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Kept {
-    /// The commit on the sandbox's branch; absent when nothing changed.
+pub struct CommitNote {
+    /// The commit on the sandbox's branch; absent if nothing changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub commit: Option<String>,
-    /// What the commit lacks and why, or why there is none.
+    /// The files that the commit does not contain and why, or why there is no commit.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-impl Kept {
-    /// What became of a snapshot. The work itself is done, whatever became of this.
-    pub fn of(taken: Result<Snapshot, WorkshopError>) -> Self {
-        match taken {
+impl CommitNote {
+    /// Describes a snapshot. A failed snapshot becomes a note: the tool itself has succeeded.
+    pub fn of(snapshot: Result<Snapshot, SandboxServiceError>) -> Self {
+        match snapshot {
             Ok(Snapshot { commit, left_out }) => Self {
                 commit,
                 notes: left_out,
@@ -252,7 +259,7 @@ impl Kept {
         }
     }
 
-    fn add_to(&self, mut text: String) -> String {
+    fn append_to(&self, mut text: String) -> String {
         for note in &self.notes {
             let _ = write!(text, "\nNote: {note}");
         }
@@ -260,115 +267,116 @@ impl Kept {
     }
 }
 
-/// What a changing tool did, and what was kept of it.
+/// The answer of a tool that changes files, with the commit of its changes.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Changed<T> {
-    /// What it did.
+pub struct WithCommit<T> {
+    /// The tool's own answer.
     #[serde(flatten)]
-    pub done: T,
-    /// What was kept.
+    pub answer: T,
+    /// The commit.
     #[serde(flatten)]
-    pub kept: Kept,
+    pub commit: CommitNote,
 }
 
-impl<T: Answer> Answer for Changed<T> {
+impl<T: ToolAnswer> ToolAnswer for WithCommit<T> {
     fn text(&self) -> String {
-        self.kept.add_to(self.done.text())
+        self.commit.append_to(self.answer.text())
     }
 
     fn is_failure(&self) -> bool {
-        self.done.is_failure()
+        self.answer.is_failure()
     }
 }
 
-/// A file was written.
+/// Answer of `write`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct WriteAnswer {
-    /// Which.
+    /// The file's path.
     pub path: String,
-    /// Its size.
+    /// The file's size in bytes.
     pub bytes: u64,
 }
 
-impl From<Written> for WriteAnswer {
-    fn from(Written { path, bytes }: Written) -> Self {
+impl From<WrittenFile> for WriteAnswer {
+    fn from(WrittenFile { path, bytes }: WrittenFile) -> Self {
         Self { path, bytes }
     }
 }
 
-impl Answer for WriteAnswer {
+impl ToolAnswer for WriteAnswer {
     fn text(&self) -> String {
         format!("Wrote {} bytes to {}", self.bytes, self.path)
     }
 }
 
-/// A file was changed.
+/// Answer of `edit`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct EditAnswer {
-    /// Which.
+    /// The file's path.
     pub path: String,
-    /// The lines that went and came.
+    /// The removed and the added lines.
     pub diff: String,
 }
 
-impl From<Edited> for EditAnswer {
-    fn from(Edited { path, diff }: Edited) -> Self {
+impl From<EditedFile> for EditAnswer {
+    fn from(EditedFile { path, diff }: EditedFile) -> Self {
         Self { path, diff }
     }
 }
 
-impl Answer for EditAnswer {
+impl ToolAnswer for EditAnswer {
     fn text(&self) -> String {
         format!("Changed {}\n{}", self.path, self.diff)
     }
 }
 
-/// A patch was applied.
+/// Answer of `patch`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PatchAnswer {
-    /// The files it changed.
+    /// The files that the patch changed.
     pub files: Vec<String>,
 }
 
-impl Answer for PatchAnswer {
+impl ToolAnswer for PatchAnswer {
     fn text(&self) -> String {
         format!("Patched {}", self.files.join(", "))
     }
 }
 
-/// How a command ended, and what it wrote.
+/// Answer of `bash`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct BashAnswer {
-    /// The last of what it wrote, output and error output in the order in which they came.
+    /// The end of stdout and stderr, in the order in which they were written.
     pub output: String,
-    /// The last of its output alone.
+    /// The end of stdout alone.
     pub stdout: String,
-    /// The last of its error output alone.
+    /// The end of stderr alone.
     pub stderr: String,
-    /// Its code; -1 when it was killed.
+    /// The exit code; -1 if the command was killed.
     pub exit_code: i32,
-    /// Whether it was killed because its time was over.
+    /// Whether the command was killed because of the timeout.
     pub timed_out: bool,
-    /// What was cut from the beginning of `output`.
+    /// The size of `output` before and after truncation at its beginning; absent if it is
+    /// complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Cut")]
-    pub cut: Option<Cut>,
+    #[schemars(with = "TruncationInfo")]
+    pub cut: Option<TruncationInfo>,
 }
 
-impl From<Ran> for BashAnswer {
-    fn from(ran: Ran) -> Self {
+impl From<CommandRun> for BashAnswer {
+    fn from(run: CommandRun) -> Self {
         Self {
-            output: ran.output,
-            stdout: ran.stdout,
-            stderr: ran.stderr,
-            exit_code: ran.exit_code,
-            timed_out: ran.timed_out,
-            cut: ran.cut,
+            output: run.output,
+            stdout: run.stdout,
+            stderr: run.stderr,
+            exit_code: run.exit_code,
+            timed_out: run.timed_out,
+            cut: run.cut,
         }
     }
 }
 
-impl Answer for BashAnswer {
+impl ToolAnswer for BashAnswer {
     fn text(&self) -> String {
         let mut text = String::new();
         if let Some(cut) = &self.cut {
@@ -380,7 +388,7 @@ impl Answer for BashAnswer {
             text.push('\n');
         }
         if self.timed_out {
-            text.push_str("[Its time was over, and it was killed with everything it started]");
+            text.push_str("[Timed out: the command and its child processes were killed]");
         } else {
             let _ = write!(text, "[Exit code {}]", self.exit_code);
         }
@@ -392,79 +400,79 @@ impl Answer for BashAnswer {
     }
 }
 
-/// A directory's names.
+/// Answer of `ls`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct LsAnswer {
-    /// A line each, directories with a slash.
+    /// One entry per line; directories end with a slash.
     pub output: String,
-    /// What was cut.
+    /// The size before and after truncation; absent if nothing was truncated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Cut")]
-    pub cut: Option<Cut>,
+    #[schemars(with = "TruncationInfo")]
+    pub cut: Option<TruncationInfo>,
 }
 
-impl From<Listed> for LsAnswer {
-    fn from(Listed { output, cut }: Listed) -> Self {
+impl From<DirectoryListing> for LsAnswer {
+    fn from(DirectoryListing { output, cut }: DirectoryListing) -> Self {
         Self { output, cut }
     }
 }
 
-impl Answer for LsAnswer {
+impl ToolAnswer for LsAnswer {
     fn text(&self) -> String {
         self.output.clone()
     }
 }
 
-/// Files that were found.
+/// Answer of `glob`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct GlobAnswer {
-    /// Their paths.
+    /// The paths of the files.
     pub files: Vec<String>,
-    /// Whether there are more.
+    /// Whether more files match.
     pub truncated: bool,
 }
 
-impl From<Found> for GlobAnswer {
-    fn from(Found { files, truncated }: Found) -> Self {
+impl From<FoundFiles> for GlobAnswer {
+    fn from(FoundFiles { files, truncated }: FoundFiles) -> Self {
         Self { files, truncated }
     }
 }
 
-impl Answer for GlobAnswer {
+impl ToolAnswer for GlobAnswer {
     fn text(&self) -> String {
         if self.files.is_empty() {
             return "No files found".to_owned();
         }
         let mut text = self.files.join("\n");
         if self.truncated {
-            text.push_str("\n[There are more]");
+            text.push_str("\n[Truncated: more files match]");
         }
         text
     }
 }
 
-/// Lines that were found.
+/// Answer of `grep`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct GrepAnswer {
-    /// With file and number, or that there are none.
+    /// The lines with file and line number, or that none matches.
     pub content: String,
-    /// Whether there may be more matches, or lines were cut.
+    /// Whether more lines may match, or lines were truncated.
     pub truncated: bool,
 }
 
-impl From<Matches> for GrepAnswer {
-    fn from(Matches { content, truncated }: Matches) -> Self {
+impl From<GrepMatches> for GrepAnswer {
+    fn from(GrepMatches { content, truncated }: GrepMatches) -> Self {
         Self { content, truncated }
     }
 }
 
-impl Answer for GrepAnswer {
+impl ToolAnswer for GrepAnswer {
     fn text(&self) -> String {
         self.content.clone()
     }
 }
 
-impl Answer for Moved {
+impl ToolAnswer for CopiedFiles {
     fn text(&self) -> String {
         let mut text = format!("Copied {} files, {} bytes", self.files, self.bytes);
         for note in &self.left_out {
@@ -474,7 +482,7 @@ impl Answer for Moved {
     }
 }
 
-impl Answer for Changes {
+impl ToolAnswer for Changes {
     fn text(&self) -> String {
         if self.files.is_empty() {
             return "Nothing has changed.".to_owned();
@@ -492,7 +500,7 @@ impl Answer for Changes {
             let _ = write!(text, "\n{}", self.patch);
         }
         if self.cut {
-            text.push_str("\n[The diff is longer than what is given]");
+            text.push_str("\n[The diff is truncated]");
         }
         text
     }

@@ -1,225 +1,227 @@
-//! What tools are told. A field that is not here is refused, not ignored: an agent that asks
-//! for more than there is should hear so.
+//! Parameters of the tools. Unknown fields are rejected, so that an agent sees that a parameter
+//! does not exist. The comments of the fields become the descriptions in the JSON schemas.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// For `sandbox-create`.
+/// Parameters of `sandbox-create`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Create {
-    /// What to call it: letters, digits and dashes. Its branch is palisade/NAME.
+    /// The sandbox's name: letters, digits and dashes. Its branch is palisade/NAME.
     pub name: String,
-    /// Also bring the uncommitted changes of the operator's worktree.
+    /// Also copy the uncommitted changes of the operator's worktree.
     #[serde(default)]
     pub dirty: bool,
 }
 
-/// For `sandbox-list`.
+/// Parameters of `sandbox-list`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Nothing {}
+pub struct NoParameters {}
 
-/// For tools that are about one sandbox and nothing else.
+/// For tools whose only parameter is the sandbox.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Which {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+pub struct SandboxOnly {
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
 }
 
-/// For `sandbox-delete`.
+/// Parameters of `sandbox-delete`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Delete {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// Also when work would be lost that is on no other branch. Only for sandboxes that were
-    /// made in this session.
+    /// Delete even if work would be lost that is on no other branch. Only for sandboxes that were
+    /// created in this session.
     #[serde(default)]
     pub force: bool,
 }
 
-/// For `read`.
+/// Parameters of `read`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Read {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// The file, from the workspace.
+    /// The file's path, relative to the workspace.
     pub path: String,
-    /// The first line, from 1.
+    /// The first line to read, counted from 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "i64", range(min = 1))]
     pub offset: Option<i64>,
-    /// The most lines.
+    /// The maximum number of lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64", range(min = 1))]
     pub limit: Option<u64>,
 }
 
-/// For `write`.
+/// Parameters of `write`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Write {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// The file, from the workspace. Directories on the way are made.
+    /// The file's path, relative to the workspace. Missing directories are created.
     pub path: String,
-    /// Its whole new content.
+    /// The file's whole new content.
     pub content: String,
 }
 
-/// For `edit`.
+/// Parameters of `edit`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Edit {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// The file, from the workspace.
+    /// The file's path, relative to the workspace.
     pub path: String,
-    /// What is there, exactly, with all whitespace; it must be there once.
+    /// The exact text to replace, with all whitespace; it must occur once in the file.
     pub old_text: String,
-    /// What is to be there instead.
+    /// The text to put in its place.
     pub new_text: String,
 }
 
-/// For `patch`.
+/// Parameters of `patch`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Patch {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// A unified diff as git writes it, with paths a/… and b/… from the workspace.
+    /// A unified diff as git writes it, with paths a/… and b/… relative to the workspace.
     pub patch: String,
 }
 
-/// For `bash`.
+/// Parameters of `bash`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Bash {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// For a shell, in the workspace.
+    /// The shell command; it runs in the workspace.
     pub command: String,
-    /// After how many seconds it is killed, with everything it started; 300 if not said.
+    /// Timeout in seconds, after which the command and its child processes are killed; default
+    /// 300.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "f64")]
     pub timeout_seconds: Option<f64>,
 }
 
-/// For `ls`.
+/// Parameters of `ls`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ls {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// The directory, from the workspace; the workspace itself if not said.
+    /// The directory, relative to the workspace; default: the workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub path: Option<String>,
-    /// The most names; 500 if not said.
+    /// The maximum number of entries; default 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64", range(min = 1))]
     pub limit: Option<u64>,
 }
 
-/// For `glob`.
+/// Parameters of `glob`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Glob {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// Such as *.rs or src/**/*.ts.
+    /// The glob, such as *.rs or src/**/*.ts.
     pub pattern: String,
-    /// Below which directory; the workspace if not said.
+    /// The directory to search; default: the workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub path: Option<String>,
-    /// The most files; 1000 if not said.
+    /// The maximum number of files; default 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64", range(min = 1))]
     pub limit: Option<u64>,
 }
 
-/// For `grep`.
+/// Parameters of `grep`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Grep {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
     /// A regular expression.
     pub pattern: String,
-    /// A file, or the directory to look below; the workspace if not said.
+    /// The file or directory to search; default: the workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub path: Option<String>,
-    /// Only in files that match this glob.
+    /// Search only files that match this glob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub glob: Option<String>,
-    /// Upper case is lower case.
+    /// Ignore upper and lower case.
     #[serde(default)]
     pub ignore_case: bool,
-    /// The pattern is a plain text.
+    /// Treat the pattern as plain text.
     #[serde(default)]
     pub literal: bool,
-    /// Lines before and after a match.
+    /// The number of lines to show before and after each match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64")]
     pub context: Option<u64>,
-    /// The most matches; 100 if not said.
+    /// The maximum number of matches; default 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "u64", range(min = 1))]
     pub limit: Option<u64>,
 }
 
-/// For `upload` and `download`.
+/// Parameters of `upload` and `download`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Transfer {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// The file or directory to copy, from where it is now: the operator's repository for
-    /// upload, the workspace for download.
+    /// The file or directory to copy: relative to the operator's repository for upload, to the
+    /// workspace for download.
     pub source: String,
-    /// The directory to put it in, at the other end; the top if not said.
+    /// The target directory: relative to the workspace for upload, to the operator's repository
+    /// for download; default: its top directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub to: Option<String>,
 }
 
-/// For `diff`.
+/// Parameters of `diff`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Diff {
-    /// The sandbox's name; may be left out when exactly one was made in this session.
+    /// The sandbox's name; optional if exactly one was created in this session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String")]
     pub sandbox: Option<String>,
-    /// Only which files, and how many lines.
+    /// Show only the changed files and their line counts.
     #[serde(default)]
     pub stat: bool,
 }

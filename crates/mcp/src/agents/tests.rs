@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn every_tool_of_the_list_has_its_schemas() {
+fn every_listed_tool_has_object_schemas() {
     let tools = tools::all();
     let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_ref()).collect();
     let expected = "sandbox-create sandbox-list sandbox-ports sandbox-pause sandbox-resume \

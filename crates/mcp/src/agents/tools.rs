@@ -1,4 +1,4 @@
-//! The list of tools: what a client shows and a model reads.
+//! Definitions of the tools: name, description, schemas and annotations.
 
 use std::sync::Arc;
 
@@ -8,104 +8,105 @@ use schemars::JsonSchema;
 use serde_json::Value;
 
 use super::answers::{
-    Answer, BashAnswer, Changed, DeleteAnswer, EditAnswer, GlobAnswer, GrepAnswer, ListAnswer,
-    LsAnswer, PatchAnswer, ReadAnswer, SandboxAnswer, WriteAnswer,
+    BashAnswer, DeleteAnswer, EditAnswer, GlobAnswer, GrepAnswer, ListAnswer, LsAnswer,
+    PatchAnswer, ReadAnswer, SandboxAnswer, ToolAnswer, WithCommit, WriteAnswer,
 };
 use super::parameters::{
-    Bash, Create, Delete, Diff, Edit, Glob, Grep, Ls, Nothing, Patch, Read, Transfer, Which, Write,
+    Bash, Create, Delete, Diff, Edit, Glob, Grep, Ls, NoParameters, Patch, Read, SandboxOnly,
+    Transfer, Write,
 };
-use super::workshop::{Changes, Moved, Ports};
+use super::sandbox_service::{Changes, CopiedFiles, Ports};
 
-/// What a tool does to the world.
+/// The side effects of a tool, for its MCP annotations.
 #[derive(Clone, Copy)]
 enum Effect {
-    /// It only looks.
+    /// Read-only.
     Reads,
-    /// It adds, and takes nothing away.
+    /// Additive: nothing is overwritten or deleted.
     Adds,
-    /// It can be done again without doing more.
+    /// Idempotent and not destructive.
     Sets,
-    /// It can take away.
+    /// May overwrite or delete.
     Changes,
-    /// It can take away, and reach out.
+    /// May overwrite or delete, and may use the network.
     Acts,
 }
 
-/// Every tool, in the order in which an agent meets them.
+/// Every tool, in the order in which clients list them.
 pub fn all() -> Vec<Tool> {
     [
         tool::<Create, SandboxAnswer>(
             "sandbox-create",
             "Create a sandbox",
-            "Makes a sandbox: an isolated copy of this repository at HEAD, on its own branch \
-             palisade/NAME. Everything else works inside one. The operator's own files and \
-             branches are never touched; what you do is committed to the sandbox's branch, \
-             which they can review and merge.",
+            "Creates a sandbox: an isolated copy of this repository at HEAD, on its own branch \
+             palisade/NAME. All other tools work inside a sandbox. The operator's own files and \
+             branches are never changed; your changes are committed to the sandbox's branch, \
+             which the operator can review and merge.",
             Effect::Adds,
         ),
-        tool::<Nothing, ListAnswer>(
+        tool::<NoParameters, ListAnswer>(
             "sandbox-list",
             "List sandboxes",
-            "Lists the sandboxes of this repository, and how each is.",
+            "Lists the sandboxes of this repository with their status.",
             Effect::Reads,
         ),
-        tool::<Which, Ports>(
+        tool::<SandboxOnly, Ports>(
             "sandbox-ports",
             "Show a sandbox's ports",
-            "Shows on which ports programs listen inside a sandbox, and which of them the \
+            "Shows the ports on which programs listen inside a sandbox, and those that the \
              operator has published on the host.",
             Effect::Reads,
         ),
-        tool::<Which, SandboxAnswer>(
+        tool::<SandboxOnly, SandboxAnswer>(
             "sandbox-pause",
             "Pause a sandbox",
-            "Stops every process of a sandbox where it is. Nothing is lost.",
+            "Freezes every process of a sandbox. No data is lost.",
             Effect::Sets,
         ),
-        tool::<Which, SandboxAnswer>(
+        tool::<SandboxOnly, SandboxAnswer>(
             "sandbox-resume",
             "Resume a sandbox",
-            "Lets every process of a sandbox go on.",
+            "Resumes every process of a paused sandbox.",
             Effect::Sets,
         ),
         tool::<Delete, DeleteAnswer>(
             "sandbox-delete",
             "Delete a sandbox",
-            "Removes a sandbox with its branch and everything in it. Refused while a command \
-             runs in it or it holds work that is on no other branch, unless force is true.",
+            "Deletes a sandbox with its branch and everything in it. Refused while a command \
+             runs in it or it has work that is on no other branch, unless force is true.",
             Effect::Changes,
         ),
         tool::<Read, ReadAnswer>(
             "read",
             "Read a file",
-            "Reads a file of the workspace: text by lines, or a picture. At most 2000 lines or \
-             50 KB at a time; go on with offset.",
+            "Reads a file of the workspace: text by lines, or an image. At most 2000 lines or \
+             50 KB at a time; continue with offset.",
             Effect::Reads,
         ),
-        tool::<Write, Changed<WriteAnswer>>(
+        tool::<Write, WithCommit<WriteAnswer>>(
             "write",
             "Write a file",
-            "Writes a file of the workspace whole, and commits it to the sandbox's branch.",
+            "Writes a whole file of the workspace, and commits it to the sandbox's branch.",
             Effect::Changes,
         ),
-        tool::<Edit, Changed<EditAnswer>>(
+        tool::<Edit, WithCommit<EditAnswer>>(
             "edit",
             "Edit a file",
-            "Replaces a text that is in a file exactly once, and commits the change.",
+            "Replaces a text that occurs exactly once in a file, and commits the change.",
             Effect::Changes,
         ),
-        tool::<Patch, Changed<PatchAnswer>>(
+        tool::<Patch, WithCommit<PatchAnswer>>(
             "patch",
             "Apply a patch",
-            "Applies a unified diff to the workspace, all of it or nothing, and commits it.",
+            "Applies a unified diff to the workspace, completely or not at all, and commits it.",
             Effect::Changes,
         ),
-        tool::<Bash, Changed<BashAnswer>>(
+        tool::<Bash, WithCommit<BashAnswer>>(
             "bash",
             "Run a command",
-            "Runs a shell command in the workspace and gives the last of its output. What it \
-             changed is committed. Its network leads to a gate that decides what it may reach; \
-             a refusal says why.",
+            "Runs a shell command in the workspace and returns the end of its output. Its \
+             changes are committed. Its network requests pass through a gate that decides which \
+             are allowed; a refusal contains the reason.",
             Effect::Acts,
         ),
         tool::<Ls, LsAnswer>(
@@ -117,7 +118,7 @@ pub fn all() -> Vec<Tool> {
         tool::<Glob, GlobAnswer>(
             "glob",
             "Find files",
-            "Finds files of the workspace by a glob. What .gitignore names is left out.",
+            "Finds files of the workspace by a glob. Files that .gitignore names are left out.",
             Effect::Reads,
         ),
         tool::<Grep, GrepAnswer>(
@@ -126,39 +127,40 @@ pub fn all() -> Vec<Tool> {
             "Finds lines in the workspace's files by a regular expression.",
             Effect::Reads,
         ),
-        tool::<Transfer, Changed<Moved>>(
+        tool::<Transfer, WithCommit<CopiedFiles>>(
             "upload",
             "Copy into a sandbox",
             "Copies a file or directory of the operator's repository into the workspace, such \
-             as one that git does not track. Never a .git.",
+             as one that git does not track. A .git is never copied.",
             Effect::Changes,
         ),
-        tool::<Transfer, Moved>(
+        tool::<Transfer, CopiedFiles>(
             "download",
             "Copy out of a sandbox",
             "Copies a file or directory of the workspace into the operator's repository, such \
-             as a build's result. Never over a file that is there, never a .git, and no file \
-             that runs or steers tools; for code, the operator merges the branch instead.",
+             as a build's result. Existing files are not overwritten; a .git, and files that run \
+             or configure tools, are not copied. For code, the operator merges the branch \
+             instead.",
             Effect::Adds,
         ),
         tool::<Diff, Changes>(
             "diff",
             "Show what changed",
-            "Shows everything that the sandbox changed since it was made.",
+            "Shows all changes of the sandbox since it was created.",
             Effect::Reads,
         ),
     ]
     .into()
 }
 
-fn tool<I: JsonSchema + 'static, O: Answer>(
+fn tool<I: JsonSchema + 'static, O: ToolAnswer>(
     name: &'static str,
     title: &'static str,
     description: &'static str,
     effect: Effect,
 ) -> Tool {
-    // A test shows that each is an object, which is all that can be wrong.
-    let input = plain(schema_for_input::<I>().unwrap_or_default());
+    // Fails only where a type is no object, which a test excludes.
+    let input = without_rust_formats(schema_for_input::<I>().unwrap_or_default());
     let hints = ToolAnnotations::with_title(title);
     let hints = match effect {
         Effect::Reads => hints.read_only(true).open_world(false),
@@ -173,32 +175,32 @@ fn tool<I: JsonSchema + 'static, O: Answer>(
     };
     Tool::new(name, description, input)
         .with_title(title)
-        .with_raw_output_schema(plain(schema_for_output::<O>()))
+        .with_raw_output_schema(without_rust_formats(schema_for_output::<O>()))
         .with_annotations(hints)
 }
 
-/// The schema without formats that only Rust knows: Claude Code complains of each of them, and
-/// `minimum` says the same.
-fn plain(schema: Arc<JsonObject>) -> Arc<JsonObject> {
+/// The schema without the formats that only Rust uses (`uint64` …): Claude Code warns about each
+/// of them, and `minimum` has the same meaning.
+fn without_rust_formats(schema: Arc<JsonObject>) -> Arc<JsonObject> {
     let mut schema = Arc::unwrap_or_clone(schema);
-    schema.values_mut().for_each(strip);
+    schema.values_mut().for_each(remove_rust_formats);
     Arc::new(schema)
 }
 
-fn strip(value: &mut Value) {
+fn remove_rust_formats(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            let is_ours = |format: &Value| {
+            let is_rust_format = |format: &Value| {
                 format
                     .as_str()
                     .is_some_and(|format| format.starts_with("uint"))
             };
-            if fields.get("format").is_some_and(is_ours) {
+            if fields.get("format").is_some_and(is_rust_format) {
                 fields.shift_remove("format");
             }
-            fields.values_mut().for_each(strip);
+            fields.values_mut().for_each(remove_rust_formats);
         }
-        Value::Array(items) => items.iter_mut().for_each(strip),
+        Value::Array(items) => items.iter_mut().for_each(remove_rust_formats),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }

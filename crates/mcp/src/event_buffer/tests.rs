@@ -2,79 +2,85 @@ use super::*;
 
 const SOON: Duration = Duration::from_millis(10);
 
-fn text(heard: Heard) -> String {
-    match heard {
-        Heard::Said(said) => said.text.to_string(),
+fn text(outcome: ReadOutcome) -> String {
+    match outcome {
+        ReadOutcome::Message(message) => message.text.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_client_that_comes_back_hears_what_it_missed() {
+async fn new_reader_gets_the_messages_after_the_last_read() {
     let event_buffer = Arc::new(EventBuffer::default());
     let mut first = event_buffer.read(0);
     event_buffer.push("one".into()).await;
     event_buffer.push("two".into()).await;
     assert_eq!(text(first.next(SOON).await), "one");
     drop(first);
-    assert!(!event_buffer.is_read());
+    assert!(!event_buffer.has_reader());
     event_buffer.push("three".into()).await;
     let mut second = event_buffer.read(1);
     assert_eq!(text(second.next(SOON).await), "two");
     assert_eq!(text(second.next(SOON).await), "three");
-    assert_eq!(second.next(SOON).await, Heard::Nothing);
+    assert_eq!(second.next(SOON).await, ReadOutcome::TimedOut);
     event_buffer.finish("four".into());
     event_buffer.push("late".into()).await;
     assert_eq!(text(second.next(SOON).await), "four");
-    assert_eq!(second.next(SOON).await, Heard::Over);
+    assert_eq!(second.next(SOON).await, ReadOutcome::Closed);
 }
 
 #[tokio::test]
-async fn a_message_goes_to_one_connection() {
+async fn message_goes_only_to_the_newest_reader() {
     let event_buffer = Arc::new(EventBuffer::default());
     let mut old = event_buffer.read(0);
     let mut new = event_buffer.read(0);
     event_buffer.push("one".into()).await;
-    assert_eq!(old.next(SOON).await, Heard::Over);
+    assert_eq!(old.next(SOON).await, ReadOutcome::Closed);
     drop(old);
-    assert!(event_buffer.is_read(), "the newer one reads on");
+    assert!(
+        event_buffer.has_reader(),
+        "the newer reader is the current one"
+    );
     assert_eq!(text(new.next(SOON).await), "one");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_reads_slowly_slows_and_who_does_not_read_loses_the_oldest() {
+async fn full_buffer_blocks_with_a_reader_and_drops_oldest_without() {
     let event_buffer = Arc::new(EventBuffer::default());
-    for number in 1..=MOST_MESSAGES + 5 {
+    for number in 1..=MAX_MESSAGES + 5 {
         event_buffer.push(number.to_string()).await;
     }
     let mut reader = event_buffer.read(0);
     let blocked = tokio::time::timeout(SOON, event_buffer.push("more".into())).await;
-    assert!(blocked.is_err(), "there is no room while somebody reads");
+    assert!(
+        blocked.is_err(),
+        "a full buffer blocks while it has a reader"
+    );
     assert_eq!(text(reader.next(SOON).await), "6");
-    let (sent, heard) = tokio::join!(event_buffer.push("more".into()), reader.next(SOON));
-    assert_eq!((sent, text(heard)), ((), "7".to_owned()));
+    let ((), next) = tokio::join!(event_buffer.push("more".into()), reader.next(SOON));
+    assert_eq!(text(next), "7");
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_is_bounded_by_bytes() {
+async fn buffer_is_bounded_by_bytes() {
     let event_buffer = EventBuffer::default();
     for _ in 0..20 {
         event_buffer.push("x".repeat(1024 * 1024)).await;
     }
-    assert!(event_buffer.lock().bytes <= MOST_BYTES);
-    event_buffer.push("y".repeat(2 * MOST_BYTES)).await;
+    assert!(event_buffer.lock().bytes <= MAX_BYTES);
+    event_buffer.push("y".repeat(2 * MAX_BYTES)).await;
     assert_eq!(event_buffer.lock().messages.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_spent_a_minute_after_the_last_reader() {
+async fn closed_buffer_expires_a_minute_after_its_last_reader() {
     let event_buffer = Arc::new(EventBuffer::default());
     let reader = event_buffer.read(0);
     event_buffer.finish("bye".into());
-    tokio::time::advance(KEPT * 2).await;
-    assert!(!event_buffer.is_spent(), "somebody reads");
+    tokio::time::advance(RETENTION * 2).await;
+    assert!(!event_buffer.is_expired(), "the buffer has a reader");
     drop(reader);
-    assert!(!event_buffer.is_spent());
-    tokio::time::advance(KEPT + SOON).await;
-    assert!(event_buffer.is_spent());
+    assert!(!event_buffer.is_expired());
+    tokio::time::advance(RETENTION + SOON).await;
+    assert!(event_buffer.is_expired());
 }

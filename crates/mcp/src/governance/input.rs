@@ -1,8 +1,8 @@
-//! What a policy finds under `input`.
+//! The `input` document of policies for MCP messages.
 //!
-//! A message is read strictly: an object with the same key twice means one thing to us and
-//! perhaps another to the tool, so it does not pass. Every field is always there and of one
-//! type: a policy that trips over a type is one that an agent can trip.
+//! Messages are parsed strictly: the gate and the tool may read an object with a duplicate key
+//! differently, so such a message is refused. Every field of the input is always present and has
+//! one type, because an agent could exploit a policy that fails on an unexpected type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,46 +13,46 @@ use policy::verdict::Denial;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use super::call::{self, Call};
-use super::{Asked, LARGE, Moment};
+use super::call::{self, UnwrappedCall};
+use super::{GovernedMessage, MAX_INLINE_BYTES, Moment};
 use crate::context::{Execution, PolicyDecision};
 use crate::redaction::Wrapping;
 
-/// Why a message cannot be judged.
+/// Why a message cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unreadable {
-    /// It is no JSON, or ambiguous.
+pub(super) enum UnreadableMessage {
+    /// The text is not JSON, or ambiguous.
     #[error("{0}")]
     Json(String),
-    /// A key that is another to some readers.
-    #[error("a key is spelt so that some take it for another")]
+    /// A key differs from a known one only in case.
+    #[error("a key differs from a known one only in case, and some servers read it as that one")]
     Spelling,
-    /// A call in a call that cannot be taken apart.
-    #[error("the wrapped call has no name, or is wrapped too often")]
+    /// A wrapped call cannot be unwrapped.
+    #[error("the wrapped call has no name, or too many wrappers")]
     Wrapped,
 }
 
 pub(super) fn unreadable(why: &str) -> Denial {
     Denial::new(Reason::RegoError, "mcp:form")
-        .saying("The message cannot be read in one way only, so no policy can judge it.")
-        .because(why.to_owned())
+        .with_message("The message is malformed or ambiguous JSON, so no policy can evaluate it.")
+        .with_evidence(why.to_owned())
 }
 
-/// The texts of a message.
+/// The JSON texts of a message.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Parts<'a> {
+pub(super) struct MessageTexts<'a> {
     params: Option<Cow<'a, str>>,
     result: Option<Cow<'a, str>>,
     error: Option<Cow<'a, str>>,
 }
 
-impl<'a> Parts<'a> {
-    pub(super) fn of(asked: &Asked<'a>) -> Self {
+impl<'a> MessageTexts<'a> {
+    pub(super) fn of(message: &GovernedMessage<'a>) -> Self {
         let text = |raw: &'a serde_json::value::RawValue| Cow::Borrowed(raw.get());
         Self {
-            params: asked.params.map(text),
-            result: asked.result.map(text),
-            error: asked.error.map(text),
+            params: message.params.map(text),
+            result: message.result.map(text),
+            error: message.error.map(text),
         }
     }
 
@@ -71,7 +71,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The same with another text.
+    /// Replaces the text that a policy may change.
     pub(super) fn with(mut self, moment: Moment, new: Cow<'a, str>) -> Self {
         match moment {
             Moment::Before | Moment::Elicitation => self.params = Some(new),
@@ -88,9 +88,9 @@ impl<'a> Parts<'a> {
         all.into_iter().flatten().map(|text| text.len()).sum()
     }
 
-    fn into_owned(self) -> Parts<'static> {
+    fn into_owned(self) -> MessageTexts<'static> {
         let own = |text: Cow<'a, str>| Cow::Owned(text.into_owned());
-        Parts {
+        MessageTexts {
             params: self.params.map(own),
             result: self.result.map(own),
             error: self.error.map(own),
@@ -98,40 +98,43 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// A message, read.
+/// A parsed message, and the input for policies.
 #[derive(Clone, Debug)]
-pub(super) struct Subject<'a> {
-    pub(super) parts: Parts<'a>,
-    pub(super) call: Call,
+pub(super) struct ParsedMessage<'a> {
+    pub(super) texts: MessageTexts<'a>,
+    pub(super) call: UnwrappedCall,
     pub(super) input: Arc<Value>,
     pub(super) large: bool,
 }
 
-impl<'a> Subject<'a> {
-    /// Reads a message, elsewhere if that takes long.
-    pub(super) async fn read(asked: &Asked<'_>, parts: Parts<'a>) -> Result<Self, Denial> {
-        let head = Head::of(asked);
-        let large = parts.len() > LARGE;
-        let read = if large {
-            let parts = parts.clone().into_owned();
-            let reading = tokio::task::spawn_blocking(move || head.input(&parts)).await;
-            reading.unwrap_or_else(|error| Err(Unreadable::Json(error.to_string())))
+impl<'a> ParsedMessage<'a> {
+    /// Parses a message; a large one on the blocking pool.
+    pub(super) async fn read(
+        message: &GovernedMessage<'_>,
+        texts: MessageTexts<'a>,
+    ) -> Result<Self, Denial> {
+        let head = EnvelopeFields::of(message);
+        let large = texts.len() > MAX_INLINE_BYTES;
+        let parsed = if large {
+            let texts = texts.clone().into_owned();
+            let parsing = tokio::task::spawn_blocking(move || head.input(&texts)).await;
+            parsing.unwrap_or_else(|error| Err(UnreadableMessage::Json(error.to_string())))
         } else {
-            head.input(&parts)
+            head.input(&texts)
         };
-        let (call, input) = read.map_err(|why| unreadable(&why.to_string()))?;
+        let (call, input) = parsed.map_err(|why| unreadable(&why.to_string()))?;
         Ok(Self {
-            parts,
+            texts,
             call,
             input: Arc::new(input),
             large,
         })
     }
 
-    /// The text that a policy may change, and how it is wrapped.
+    /// The text that a policy may change, and its wrappers.
     pub(super) fn target(&self, moment: Moment) -> (&str, &[Wrapping]) {
-        // Where there is nothing, a policy may put something.
-        let text = self.parts.target(moment).unwrap_or("{}");
+        // A policy may add content to a message without any.
+        let text = self.texts.target(moment).unwrap_or("{}");
         match moment {
             Moment::Before | Moment::Elicitation => (text, &self.call.wrappings),
             Moment::After => (text, &[]),
@@ -139,8 +142,8 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What is known of a message without reading it.
-struct Head {
+/// The fields of the input that do not come from the message's content.
+struct EnvelopeFields {
     moment: Moment,
     method: String,
     tool: String,
@@ -151,26 +154,26 @@ struct Head {
     execution: Value,
 }
 
-impl Head {
-    fn of(asked: &Asked<'_>) -> Self {
-        let sandbox = asked.caller.sandbox.as_ref();
+impl EnvelopeFields {
+    fn of(message: &GovernedMessage<'_>) -> Self {
+        let sandbox = message.caller.sandbox.as_ref();
         Self {
-            moment: asked.moment,
-            method: asked.method.to_owned(),
-            tool: asked.tool.to_owned(),
-            agent: asked.caller.agent.clone(),
-            session: asked.caller.session.clone(),
+            moment: message.moment,
+            method: message.method.to_owned(),
+            tool: message.tool.to_owned(),
+            agent: message.caller.agent.clone(),
+            session: message.caller.session.clone(),
             sandbox: sandbox.map_or("", |id| id.as_str()).to_owned(),
-            before: asked.before.map_or_else(|| json!({}), before),
-            execution: asked.execution.map_or_else(|| json!({}), execution),
+            before: message.before.map_or_else(|| json!({}), before),
+            execution: message.execution.map_or_else(|| json!({}), execution),
         }
     }
 
-    fn input(self, parts: &Parts<'_>) -> Result<(Call, Value), Unreadable> {
+    fn input(self, texts: &MessageTexts<'_>) -> Result<(UnwrappedCall, Value), UnreadableMessage> {
         let value = |text: &Option<Cow<'_, str>>| text.as_deref().map(read).transpose();
-        let mut params = value(&parts.params)?.unwrap_or_default();
+        let mut params = value(&texts.params)?.unwrap_or_default();
         call::check_keys(&params)?;
-        let call = Call::read(&self.method, &mut params)?;
+        let call = UnwrappedCall::read(&self.method, &mut params)?;
         let input = json!({
             "kind": "mcp",
             "moment": self.moment.as_str(),
@@ -182,8 +185,8 @@ impl Head {
             "sandbox": self.sandbox,
             "name": call.name,
             "outer_name": call.outer_name,
-            "result": call::as_object(value(&parts.result)?),
-            "error": call::as_object(value(&parts.error)?),
+            "result": call::as_object(value(&texts.result)?),
+            "error": call::as_object(value(&texts.error)?),
             "before": self.before,
             "execution": self.execution,
         });
@@ -192,7 +195,7 @@ impl Head {
 }
 
 fn before(decision: &PolicyDecision) -> Value {
-    // Empty where the policies had none.
+    // Empty if the policies gave none.
     let metadata = serde_json::from_str(&decision.metadata).unwrap_or_default();
     json!({
         "action": decision.action(),
@@ -210,17 +213,18 @@ fn execution(execution: &Execution) -> Value {
     })
 }
 
-/// Reads JSON in which no key comes twice.
-pub(super) fn read(text: &str) -> Result<Value, Unreadable> {
+/// Parses JSON and refuses duplicate keys.
+pub(super) fn read(text: &str) -> Result<Value, UnreadableMessage> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Strict.deserialize(&mut reader);
+    let value = StrictValue.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));
-    value.map_err(|error| Unreadable::Json(error.to_string()))
+    value.map_err(|error| UnreadableMessage::Json(error.to_string()))
 }
 
-struct Strict;
+/// Deserializes a [`Value`] and refuses duplicate keys.
+struct StrictValue;
 
-impl<'de> DeserializeSeed<'de> for Strict {
+impl<'de> DeserializeSeed<'de> for StrictValue {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -228,7 +232,7 @@ impl<'de> DeserializeSeed<'de> for Strict {
     }
 }
 
-impl<'de> Visitor<'de> for Strict {
+impl<'de> Visitor<'de> for StrictValue {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -239,8 +243,8 @@ impl<'de> Visitor<'de> for Strict {
         Ok(Value::Null)
     }
 
-    fn visit_bool<E>(self, one: bool) -> Result<Value, E> {
-        Ok(Value::Bool(one))
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
@@ -265,7 +269,7 @@ impl<'de> Visitor<'de> for Strict {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(Strict)? {
+        while let Some(item) = items.next_element_seed(StrictValue)? {
             list.push(item);
         }
         Ok(Value::Array(list))
@@ -275,9 +279,9 @@ impl<'de> Visitor<'de> for Strict {
         let mut fields = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
             if fields.contains_key(&key) {
-                return Err(A::Error::custom("an object has a key twice"));
+                return Err(A::Error::custom("duplicate key in an object"));
             }
-            fields.insert(key, entries.next_value_seed(Strict)?);
+            fields.insert(key, entries.next_value_seed(StrictValue)?);
         }
         Ok(Value::Object(fields))
     }

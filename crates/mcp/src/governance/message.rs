@@ -1,4 +1,4 @@
-//! A message of a tool as policy bundles read and change it.
+//! An MCP message as policy bundles read and change it.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,54 +7,57 @@ use async_trait::async_trait;
 use decide::bundles::BundleSubject;
 use decide::question::digest;
 use policy::reason::Reason;
-use policy::rego::Said;
+use policy::rego::DecisionDetails;
 use policy::verdict::{Denial, Digest, RuleName};
 use serde_json::{Map, Value};
 
-use super::Asked;
-use super::input::{self, Parts, Subject};
+use super::GovernedMessage;
+use super::input::{self, MessageTexts, ParsedMessage};
 use crate::context::CORRELATION;
-use crate::redaction::{self, Patterns};
+use crate::redaction::{self, PatternCache};
 use crate::trace::TRACEPARENT;
 
-/// A message, read.
+/// A parsed message.
 pub(super) struct PolicyMessage<'a> {
-    asked: &'a Asked<'a>,
-    patterns: &'a Patterns,
-    subject: Subject<'a>,
+    message: &'a GovernedMessage<'a>,
+    patterns: &'a PatternCache,
+    parsed: ParsedMessage<'a>,
 }
 
 impl<'a> PolicyMessage<'a> {
-    pub(super) async fn read(asked: &'a Asked<'a>, patterns: &'a Patterns) -> Result<Self, Denial> {
+    pub(super) async fn read(
+        message: &'a GovernedMessage<'a>,
+        patterns: &'a PatternCache,
+    ) -> Result<Self, Denial> {
         Ok(Self {
-            asked,
+            message,
             patterns,
-            subject: Subject::read(asked, Parts::of(asked)).await?,
+            parsed: ParsedMessage::read(message, MessageTexts::of(message)).await?,
         })
     }
 
-    /// The name of the tool or prompt that is asked for.
+    /// The name of the requested tool or prompt.
     pub(super) fn name(&self) -> &str {
-        &self.subject.call.name
+        &self.parsed.call.name
     }
 }
 
 #[async_trait]
 impl BundleSubject for PolicyMessage<'_> {
     fn input(&self) -> &Arc<Value> {
-        &self.subject.input
+        &self.parsed.input
     }
 
-    /// A question is about who sends what to which tool. The hook of a gateway and the bridge see
-    /// the same call under other sessions and other names of requests.
+    /// The digest covers caller, tool and content. Session and request id are left out: the hook
+    /// of a gateway and the bridge see the same call with different ones.
     fn digest(&self) -> Digest {
-        let Value::Object(fields) = &*self.subject.input else {
-            return digest([self.subject.input.to_string().as_bytes()]);
+        let Value::Object(fields) = &*self.parsed.input else {
+            return digest([self.parsed.input.to_string().as_bytes()]);
         };
         let mut facts = fields.clone();
         facts.retain(|name, _| !["session_id", "before", "execution"].contains(&name.as_str()));
         if let Some(Value::Object(params)) = facts.get_mut("params") {
-            without_bookkeeping(params);
+            remove_request_metadata(params);
         }
         let mut facts = Value::Object(facts);
         facts.sort_all_objects();
@@ -62,54 +65,54 @@ impl BundleSubject for PolicyMessage<'_> {
     }
 
     fn is_large(&self) -> bool {
-        self.subject.large
+        self.parsed.large
     }
 
-    /// A policy that wants something redacted has not allowed it as it is: where that cannot be
-    /// done, the message is refused, even where failures pass.
+    /// A policy that requires a redaction has not allowed the original message: if the redaction
+    /// fails, the message is refused, even with `fail_open`.
     async fn propose(
         &self,
         rule: RuleName,
         outputs: Value,
-        _: Said,
+        _: DecisionDetails,
     ) -> Result<Option<String>, Denial> {
-        let (target, wrappings) = self.subject.target(self.asked.moment);
+        let (target, wrappings) = self.parsed.target(self.message.moment);
         let redacted = redaction::apply(self.patterns, outputs, target, wrappings).await;
         redacted.map_err(|fault| {
             Denial::new(Reason::RegoDenied, rule)
-                .saying("A policy wants this redacted, and that cannot be done.")
-                .because(fault.to_string())
+                .with_message("A policy requires a redaction that cannot be applied.")
+                .with_evidence(fault.to_string())
         })
     }
 
     async fn accept(&mut self, content: String) -> Result<(), Denial> {
-        let parts = self.subject.parts.clone();
-        let parts = parts.with(self.asked.moment, Cow::Owned(content));
-        self.subject = Subject::read(self.asked, parts).await?;
+        let texts = self.parsed.texts.clone();
+        let texts = texts.with(self.message.moment, Cow::Owned(content));
+        self.parsed = ParsedMessage::read(self.message, texts).await?;
         Ok(())
     }
 
     fn changed(&self) -> Result<Option<String>, Denial> {
-        let moment = self.asked.moment;
-        let old = Parts::of(self.asked).into_target(moment);
-        match self.subject.parts.clone().into_target(moment) {
-            // Also where one bundle takes back what another has changed.
+        let moment = self.message.moment;
+        let old = MessageTexts::of(self.message).into_target(moment);
+        match self.parsed.texts.clone().into_target(moment) {
+            // Also if one bundle reverts the change of another.
             new if new == old => Ok(None),
             Some(text) => Ok(Some(text.into_owned())),
-            None => Err(input::unreadable("nothing is left of it")),
+            None => Err(input::unreadable("the changed message is empty")),
         }
     }
 }
 
-/// Takes out of `_meta` what names the request, its trace and its client, and says nothing about
-/// what is to be done.
-fn without_bookkeeping(params: &mut Map<String, Value>) {
+/// Removes from `_meta` the fields that identify the request, its trace and its client, and do
+/// not affect the call.
+fn remove_request_metadata(params: &mut Map<String, Value>) {
     let Some(Value::Object(meta)) = params.get_mut("_meta") else {
         return;
     };
     meta.retain(|name, _| {
-        let is_own = [CORRELATION, TRACEPARENT, "progressToken"].contains(&name.as_str());
-        !is_own && !name.starts_with("io.modelcontextprotocol/")
+        let identifies = [CORRELATION, TRACEPARENT, "progressToken"].contains(&name.as_str());
+        !identifies && !name.starts_with("io.modelcontextprotocol/")
     });
     if meta.is_empty() {
         params.shift_remove("_meta");

@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Keeps what is recorded.
+/// Audit sink that keeps its records in memory.
 #[derive(Debug, Default)]
-pub(crate) struct Book(pub(crate) Mutex<Vec<AuditEvent>>);
+pub(crate) struct MemoryAudit(pub(crate) Mutex<Vec<AuditEvent>>);
 
 #[async_trait]
-impl AuditSink for Book {
+impl AuditSink for MemoryAudit {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         self.0.lock().unwrap().push(*event);
         Ok(())
     }
 
-    async fn keep(&self, event: Box<AuditEvent>) {
+    async fn record_durably(&self, event: Box<AuditEvent>) {
         self.record(event).await;
     }
 
@@ -31,20 +31,20 @@ impl AuditSink for Book {
     }
 }
 
-impl Book {
+impl MemoryAudit {
     pub(crate) fn take(&self) -> Vec<AuditEvent> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
-/// Rules of bundles, each with its entrypoint, its further settings and its policy.
+/// A policy snapshot of bundles, each with its entrypoint, its further settings and its policy.
 pub(crate) fn rules(section: &str, bundles: &[(&str, &str, &str)]) -> PolicySnapshot {
-    let place = tempfile::tempdir().unwrap();
-    load(place.path(), section, bundles).unwrap()
+    let dir = tempfile::tempdir().unwrap();
+    load(dir.path(), section, bundles).unwrap()
 }
 
 fn load(
-    place: &Path,
+    root: &Path,
     section: &str,
     bundles: &[(&str, &str, &str)],
 ) -> Result<PolicySnapshot, BundleReadError> {
@@ -57,7 +57,7 @@ fn load(
         "version: '1.0'\ntools:\n- {{name: fs, command: ['true']}}\npolicies:\n{section}  bundles:\n"
     );
     for (number, (entrypoint, settings, text)) in bundles.iter().enumerate() {
-        let dir = place.join(format!("b{number}"));
+        let dir = root.join(format!("b{number}"));
         std::fs::create_dir_all(&dir).unwrap();
         let package = entrypoint.replace('/', ".");
         std::fs::write(
@@ -72,32 +72,35 @@ fn load(
     if bundles.is_empty() {
         file += "    []\n";
     }
-    let path = place.join("palisade.yaml");
+    let path = root.join("palisade.yaml");
     std::fs::write(&path, file).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
     PolicySnapshot::load(Arc::new(settings))
 }
 
-pub(crate) fn governance(rules: PolicySnapshot) -> (Governance, Arc<Book>) {
-    attended(rules, Questions::default())
+pub(crate) fn governance(rules: PolicySnapshot) -> (Governance, Arc<MemoryAudit>) {
+    governance_with_questions(rules, Questions::default())
 }
 
-/// The same, with answers to questions.
-pub(crate) fn attended(rules: PolicySnapshot, questions: Questions) -> (Governance, Arc<Book>) {
-    let book = Arc::new(Book::default());
+/// A governance whose questions go to `questions`.
+pub(crate) fn governance_with_questions(
+    rules: PolicySnapshot,
+    questions: Questions,
+) -> (Governance, Arc<MemoryAudit>) {
+    let audit_log = Arc::new(MemoryAudit::default());
     let metrics = Metrics::default();
     let contexts = Contexts::new(&metrics);
-    let audit = Arc::clone(&book) as Arc<dyn AuditSink>;
+    let audit = Arc::clone(&audit_log) as Arc<dyn AuditSink>;
     let policy = Arc::new(CurrentPolicy::new(rules));
     let governance = Governance::new(policy, audit, metrics, contexts, questions);
-    (governance, book)
+    (governance, audit_log)
 }
 
-/// Puts other rules in force, as a reload does.
+/// Replaces the policy, as a reload does.
 pub(crate) fn replace(governance: &Governance, rules: PolicySnapshot) {
-    let governed = !governance.is_idle();
+    let governed = !governance.has_no_policy();
     governance.0.policy.replace(Arc::new(rules));
-    governance.follow(governed);
+    governance.apply_reload(governed);
 }
 
 /// A message for a policy.
@@ -127,7 +130,7 @@ fn answer(result: impl ToString) -> Message {
     }
 }
 
-async fn judge(governance: &Governance, message: &Message) -> Ruling {
+async fn rule_on(governance: &Governance, message: &Message) -> Ruling {
     let raw = |text: &Option<String>| {
         text.clone()
             .map(|text| RawValue::from_string(text).unwrap())
@@ -137,12 +140,12 @@ async fn judge(governance: &Governance, message: &Message) -> Ruling {
         raw(&message.result),
         raw(&message.error),
     );
-    let caller = Caller {
+    let caller = McpCaller {
         agent: "anna".to_owned(),
         session: "s1".to_owned(),
         sandbox: Some(SandboxId::parse("box").unwrap()),
     };
-    let asked = Asked {
+    let governed = GovernedMessage {
         moment: message.moment,
         request: RequestId::new(1, 2),
         caller: &caller,
@@ -154,13 +157,13 @@ async fn judge(governance: &Governance, message: &Message) -> Ruling {
         before: None,
         execution: None,
     };
-    governance.judge(&asked, &HoldTerms::default()).await
+    governance.decide(&governed, &HoldTerms::default()).await
 }
 
-/// What one bundle with `policy` makes of a message.
-async fn ruled(policy: &str, message: &Message) -> Ruling {
+/// The ruling of one bundle with `policy` on a message.
+async fn rule_with(policy: &str, message: &Message) -> Ruling {
     let (governance, _) = governance(rules("", &[("mcp/authz", "", policy)]));
-    judge(&governance, message).await
+    rule_on(&governance, message).await
 }
 
 #[track_caller]
@@ -183,26 +186,26 @@ fn modified(ruling: Ruling) -> String {
 }
 
 #[tokio::test]
-async fn without_a_bundle_everything_passes_and_is_on_record() {
-    let (governance, book) = governance(rules("", &[]));
-    assert!(governance.is_idle());
-    // Not even what no policy could read is looked at.
-    let ruling = judge(&governance, &call(r#"{"a":1,"a":2}"#)).await;
+async fn message_without_bundles_passes_and_is_recorded() {
+    let (governance, audit_log) = governance(rules("", &[]));
+    assert!(governance.has_no_policy());
+    // The message is not parsed, so a duplicate key does not matter.
+    let ruling = rule_on(&governance, &call(r#"{"a":1,"a":2}"#)).await;
     assert!(matches!(ruling, Ruling::Pass), "{ruling:?}");
-    let events = book.take();
+    let events = audit_log.take();
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].kind, Kind::Mcp);
-    assert_eq!(events[0].verdict, Some(Word::Allow));
+    assert_eq!(events[0].verdict, Some(VerdictKind::Allow));
     assert_eq!(events[0].host.as_deref(), Some("fs"));
     assert_eq!(events[0].stage.as_deref(), Some("before"));
 }
 
 #[tokio::test]
-async fn a_policy_finds_every_field_under_input() {
+async fn policy_input_has_every_field() {
     let policy = r#"
 decision := {"action": "block", "reason": json.marshal(input)}"#;
     let message = call(r#"{"name":"gh__search","arguments":{"q":"x"},"_meta":{"k":1}}"#);
-    let denial = blocked(ruled(policy, &message).await, Reason::RegoDenied);
+    let denial = blocked(rule_with(policy, &message).await, Reason::RegoDenied);
     let input: Value = serde_json::from_str(&denial.message).unwrap();
     assert_eq!(
         input,
@@ -220,14 +223,14 @@ decision := {"action": "block", "reason": json.marshal(input)}"#;
         ("null", json!({})),
     ] {
         let policy = "decision := {\"action\": \"block\", \"reason\": json.marshal(input.params)}";
-        let denial = blocked(ruled(policy, &call(params)).await, Reason::RegoDenied);
+        let denial = blocked(rule_with(policy, &call(params)).await, Reason::RegoDenied);
         let found: Value = serde_json::from_str(&denial.message).unwrap();
         assert_eq!(found, wanted, "{params}");
     }
 }
 
 #[tokio::test]
-async fn a_wrapped_call_is_judged_by_what_is_in_it() {
+async fn wrapped_call_is_evaluated_by_its_inner_call() {
     let policy = r#"
 default allow := true
 allow := false if { input.name == "delete"; input.params.arguments.path == "/" }
@@ -252,22 +255,22 @@ reason := input.outer_name"#;
             "mcp-exec",
         ),
     ] {
-        let ruling = ruled(policy, &call(&params)).await;
+        let ruling = rule_with(policy, &call(&params)).await;
         let denial = blocked(ruling, Reason::RegoDenied);
         assert_eq!(denial.message, outer, "{params}");
     }
     let fine =
         json!({"name": "mcp-exec", "arguments": {"name": "delete", "arguments": {"path": "/tmp"}}});
-    assert!(matches!(ruled(policy, &call(fine)).await, Ruling::Pass));
+    assert!(matches!(rule_with(policy, &call(fine)).await, Ruling::Pass));
 }
 
 #[tokio::test]
-async fn what_can_be_read_in_two_ways_does_not_pass() {
+async fn ambiguous_message_is_refused() {
     let deep = format!("{{\"a\":{}{}}}", "[".repeat(200), "]".repeat(200));
     let wrapped = |inner: Value| json!({"name": "mcp-exec", "arguments": inner}).to_string();
-    let mut often = json!({"name": "t"});
+    let mut nested = json!({"name": "t"});
     for _ in 0..6 {
-        often = json!({"name": "mcp-exec", "arguments": often});
+        nested = json!({"name": "mcp-exec", "arguments": nested});
     }
     for params in [
         r#"{"name":"safe","name":"delete"}"#,
@@ -281,9 +284,9 @@ async fn what_can_be_read_in_two_ways_does_not_pass() {
         &wrapped(json!("text")),
         &wrapped(json!({"name": "t", "arguments": "{\"a\":1,\"a\":2}"})),
         &wrapped(json!({"name": "t", "NAME": "u"})),
-        &often.to_string(),
+        &nested.to_string(),
     ] {
-        let ruling = ruled("allow := true", &call(params)).await;
+        let ruling = rule_with("allow := true", &call(params)).await;
         let denial = blocked(ruling, Reason::RegoError);
         assert_eq!(denial.rule.as_str(), "mcp:form", "{params}");
     }
@@ -306,22 +309,22 @@ async fn undefined_failing_and_asking_policies_block() {
             Reason::RegoDenied,
         ),
     ] {
-        let ruling = ruled(policy, &call(json!({"name": "t"}))).await;
+        let ruling = rule_with(policy, &call(json!({"name": "t"}))).await;
         let denial = blocked(ruling, reason);
         assert_eq!(denial.rule.as_str(), "rego:b0", "{policy}");
     }
 }
 
 #[tokio::test]
-async fn a_policy_that_takes_too_long_blocks() {
+async fn policy_timeout_blocks() {
     let slow = "allow if { some a in numbers.range(1, 3000); some b in numbers.range(1, 3000); a * b == 7919 * 7919 }";
     let rules = rules("  timeout: 20ms\n", &[("mcp/authz", "", slow)]);
     let (governance, _) = governance(rules);
     let denial = blocked(
-        judge(&governance, &call(json!({"name": "t"}))).await,
+        rule_on(&governance, &call(json!({"name": "t"}))).await,
         Reason::RegoError,
     );
-    assert!(denial.evidence.unwrap().contains("took"));
+    assert!(denial.evidence.unwrap().contains("time limit"));
     let mut registry = prometheus_client::registry::Registry::default();
     governance.metrics().register(&mut registry);
     let mut text = String::new();
@@ -333,39 +336,39 @@ async fn a_policy_that_takes_too_long_blocks() {
 }
 
 #[tokio::test]
-async fn failures_pass_where_the_operator_chose_so_and_refusals_do_not() {
-    let (open, book) = governance(rules(
+async fn fail_open_passes_failures_but_not_refusals() {
+    let (open, audit_log) = governance(rules(
         "  fail_open: true\n",
         &[("mcp/authz", "", "decision := 1")],
     ));
     assert!(matches!(
-        judge(&open, &call(json!({"name": "t"}))).await,
+        rule_on(&open, &call(json!({"name": "t"}))).await,
         Ruling::Pass
     ));
-    let logged = book.take();
+    let logged = audit_log.take();
     assert_eq!(logged[0].event.as_deref(), Some("policy_logged"));
     assert_eq!(logged[0].reason, Some(Reason::RegoError));
     for policy in ["allow := true if input.no", "action := \"redact\""] {
         let (open, _) = governance(rules("  fail_open: true\n", &[("mcp/authz", "", policy)]));
-        let ruling = judge(&open, &call(json!({"name": "t"}))).await;
+        let ruling = rule_on(&open, &call(json!({"name": "t"}))).await;
         blocked(ruling, Reason::RegoDenied);
     }
-    // An agent must not be able to choose that a policy fails.
+    // An agent must not be able to make a policy fail.
     let (open, _) = governance(rules(
         "  fail_open: true\n",
         &[("mcp/authz", "", "allow := false")],
     ));
     blocked(
-        judge(&open, &call(r#"{"a":1,"a":2}"#)).await,
+        rule_on(&open, &call(r#"{"a":1,"a":2}"#)).await,
         Reason::RegoError,
     );
 }
 
 #[tokio::test]
-async fn a_bundle_that_only_logs_changes_nothing() {
+async fn bundle_in_log_mode_changes_nothing() {
     let redact =
         "decision := {\"action\": \"redact\", \"outputs\": {\"modified_data\": {\"x\": 1}}}";
-    let (governance, book) = governance(rules(
+    let (governance, audit_log) = governance(rules(
         "",
         &[
             ("mcp/authz", ", mode: log", "allow := false"),
@@ -373,10 +376,10 @@ async fn a_bundle_that_only_logs_changes_nothing() {
             ("mcp/authz", "", "allow := true"),
         ],
     ));
-    let ruling = judge(&governance, &call(json!({"name": "t"}))).await;
+    let ruling = rule_on(&governance, &call(json!({"name": "t"}))).await;
     assert!(matches!(ruling, Ruling::Pass), "{ruling:?}");
-    let events = book.take();
-    let said: Vec<_> = events
+    let events = audit_log.take();
+    let recorded: Vec<_> = events
         .iter()
         .map(|event| {
             (
@@ -387,30 +390,30 @@ async fn a_bundle_that_only_logs_changes_nothing() {
         })
         .collect();
     assert_eq!(
-        said,
+        recorded,
         [
-            (Some("policy_logged"), "b0", Word::Deny),
-            (Some("policy_logged"), "b1", Word::Modify),
-            (None, "b2", Word::Allow),
+            (Some("policy_logged"), "b0", VerdictKind::Deny),
+            (Some("policy_logged"), "b1", VerdictKind::Modify),
+            (None, "b2", VerdictKind::Allow),
         ]
     );
 }
 
 #[tokio::test]
-async fn each_bundle_sees_what_those_before_it_made_of_the_message() {
+async fn each_bundle_sees_the_changes_of_earlier_bundles() {
     let redact = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"]}}}"#;
     let look = r#"default allow := false
 allow if input.params.arguments.key == "[redacted]""#;
     let bundles = [("mcp/authz", "", redact), ("mcp/authz", "", look)];
-    let (governance, book) = governance(rules("", &bundles));
+    let (governance, audit_log) = governance(rules("", &bundles));
     let message =
         call(r#"{ "name":"t", "arguments":{"key":"k","n":123456789012345678901234567890} }"#);
     assert_eq!(
-        modified(judge(&governance, &message).await),
+        modified(rule_on(&governance, &message).await),
         r#"{ "name":"t", "arguments":{"key":"[redacted]","n":123456789012345678901234567890} }"#
     );
-    let events = book.take();
-    assert_eq!(events[0].verdict, Some(Word::Modify));
+    let events = audit_log.take();
+    assert_eq!(events[0].verdict, Some(VerdictKind::Modify));
     assert!(
         !serde_json::to_string(&events)
             .unwrap()
@@ -419,21 +422,21 @@ allow if input.params.arguments.key == "[redacted]""#;
 }
 
 #[tokio::test]
-async fn a_redaction_without_effect_is_a_pass() {
+async fn redaction_without_effect_is_a_pass() {
     let redact = |from: &str, to: &str| {
         format!(
             r#"decision := {{"action": "redact", "outputs": {{"redaction_rules": {{"replacements": {{"{from}": "{to}"}}}}}}}}"#
         )
     };
-    let (there, back) = (redact("one", "two"), redact("two", "one"));
-    let as_it_is =
+    let (change, revert) = (redact("one", "two"), redact("two", "one"));
+    let unchanged =
         r#"decision := {"action": "redact", "outputs": {"modified_data": input.params}}"#;
     let message = call(r#"{ "name":"t", "arguments":{"x":"one"} }"#);
     for bundles in [
         &[("mcp/authz", "", redact("three", "four"))][..],
-        &[("mcp/authz", "", as_it_is.to_owned())],
-        // The second bundle takes back what the first has changed.
-        &[("mcp/authz", "", there.clone()), ("mcp/authz", "", back)],
+        &[("mcp/authz", "", unchanged.to_owned())],
+        // The second bundle reverts the change of the first.
+        &[("mcp/authz", "", change.clone()), ("mcp/authz", "", revert)],
         &[
             ("mcp/authz", ", mode: log", redact("three", "four")),
             ("mcp/authz", "", "allow := true".to_owned()),
@@ -443,19 +446,19 @@ async fn a_redaction_without_effect_is_a_pass() {
             .iter()
             .map(|(entrypoint, settings, text)| (*entrypoint, *settings, text.as_str()))
             .collect();
-        let (governance, book) = governance(rules("", &bundles));
-        let ruling = judge(&governance, &message).await;
+        let (governance, audit_log) = governance(rules("", &bundles));
+        let ruling = rule_on(&governance, &message).await;
         assert!(matches!(ruling, Ruling::Pass), "{bundles:?}: {ruling:?}");
-        let events = book.take();
+        let events = audit_log.take();
         assert_eq!(events.len(), 1, "{bundles:?}: {events:?}");
-        assert_eq!(events[0].verdict, Some(Word::Allow));
+        assert_eq!(events[0].verdict, Some(VerdictKind::Allow));
     }
-    let changed = modified(ruled(&there, &message).await);
+    let changed = modified(rule_with(&change, &message).await);
     assert_eq!(changed, r#"{ "name":"t", "arguments":{"x":"two"} }"#);
 }
 
 #[tokio::test]
-async fn arguments_of_a_wrapped_call_are_redacted_where_they_are() {
+async fn arguments_of_a_wrapped_call_are_redacted_in_place() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"], "replacements": {"s3cret": "*"}}}}"#;
     for (params, wanted) in [
         (
@@ -467,31 +470,31 @@ async fn arguments_of_a_wrapped_call_are_redacted_where_they_are() {
             r#"{"name":"mcp-exec","arguments":{"name":"t", "arguments":"{\"key\":\"[redacted]\",\"n\":1.00}"}}"#,
         ),
     ] {
-        assert_eq!(modified(ruled(policy, &call(params)).await), wanted);
+        assert_eq!(modified(rule_with(policy, &call(params)).await), wanted);
     }
 }
 
 #[tokio::test]
-async fn answers_and_errors_are_redacted_too() {
+async fn results_and_errors_are_redacted() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements": {"[a-z]+@example\\.com": "<mail>"}}}}"#;
     let result = r#"{"content":[{"type":"text","text":"anna@example.com"}],"big":1e3}"#;
     let wanted = r#"{"content":[{"type":"text","text":"<mail>"}],"big":1e3}"#;
-    assert_eq!(modified(ruled(policy, &answer(result)).await), wanted);
+    assert_eq!(modified(rule_with(policy, &answer(result)).await), wanted);
     let error = Message {
         result: None,
         error: Some(r#"{"code":-1,"message":"no anna@example.com"}"#.to_owned()),
         ..answer("null")
     };
     let wanted = r#"{"code":-1,"message":"no <mail>"}"#;
-    assert_eq!(modified(ruled(policy, &error).await), wanted);
-    // Large ones, elsewhere.
+    assert_eq!(modified(rule_with(policy, &error).await), wanted);
+    // A large result, on the blocking pool.
     let large = format!(r#"{{"text":"{} anna@example.com"}}"#, "x".repeat(200_000));
     let wanted = large.replace("anna@example.com", "<mail>");
-    assert_eq!(modified(ruled(policy, &answer(large)).await), wanted);
+    assert_eq!(modified(rule_with(policy, &answer(large)).await), wanted);
 }
 
 #[tokio::test]
-async fn questions_to_the_client_have_an_entrypoint_of_their_own() {
+async fn elicitations_have_their_own_entrypoint() {
     let ask = Message {
         moment: Moment::Elicitation,
         method: "elicitation/create",
@@ -499,39 +502,42 @@ async fn questions_to_the_client_have_an_entrypoint_of_their_own() {
     };
     let no = "allow := false";
     let (calls, _) = governance(rules("", &[("mcp/authz", "", no)]));
-    assert!(matches!(judge(&calls, &ask).await, Ruling::Pass));
+    assert!(matches!(rule_on(&calls, &ask).await, Ruling::Pass));
     let (questions, _) = governance(rules("", &[("mcp/elicitation", "", no)]));
-    blocked(judge(&questions, &ask).await, Reason::RegoDenied);
-    assert!(matches!(judge(&questions, &call("{}")).await, Ruling::Pass));
-    assert!(!questions.is_idle());
+    blocked(rule_on(&questions, &ask).await, Reason::RegoDenied);
+    assert!(matches!(
+        rule_on(&questions, &call("{}")).await,
+        Ruling::Pass
+    ));
+    assert!(!questions.has_no_policy());
 }
 
 #[tokio::test]
-async fn new_rules_count_at_once_and_whole() {
+async fn replaced_policy_applies_at_once() {
     let (governance, _) = governance(rules("", &[("mcp/authz", "", "allow := true")]));
     assert!(matches!(
-        judge(&governance, &call("{}")).await,
+        rule_on(&governance, &call("{}")).await,
         Ruling::Pass
     ));
     replace(
         &governance,
         rules("", &[("mcp/authz", "", "allow := false")]),
     );
-    blocked(judge(&governance, &call("{}")).await, Reason::RegoDenied);
+    blocked(rule_on(&governance, &call("{}")).await, Reason::RegoDenied);
     replace(&governance, rules("", &[]));
-    assert!(governance.is_idle());
+    assert!(governance.has_no_policy());
 }
 
 #[test]
-fn a_missing_bundle_is_left_out_unless_it_is_required_and_a_broken_one_is_an_error() {
-    let place = tempfile::tempdir().unwrap();
+fn missing_optional_bundle_is_skipped_and_invalid_one_fails() {
+    let dir = tempfile::tempdir().unwrap();
     let broken = [("mcp/authz", "", "allow := http.send({})")];
     assert!(matches!(
-        load(place.path(), "", &broken),
+        load(dir.path(), "", &broken),
         Err(BundleReadError::Wrong { .. })
     ));
     for (required, is_fine) in [("false", true), ("true", false)] {
-        let path = place.path().join("palisade.yaml");
+        let path = dir.path().join("palisade.yaml");
         let text = format!(
             "version: '1.0'\npolicies:\n  bundles:\n  - {{id: b, path: nowhere, entrypoint: mcp/authz, required: {required}}}\n"
         );

@@ -1,8 +1,8 @@
-//! The dialect of Docker's gateway.
+//! Hook dialect of Docker's MCP gateway.
 //!
-//! Source: docker/mcp-gateway, pkg/interceptors. Older versions post Go's own names of a
-//! request's fields, with the headers of the client's request among them; what is in those
-//! is never looked at.
+//! Source: docker/mcp-gateway, pkg/interceptors. Older versions send the fields of a request
+//! under their Go names, with the headers of the client's request among them; those are never
+//! read.
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -15,17 +15,17 @@ use serde_json::value::RawValue;
 use tracing::Instrument;
 
 use super::envelope::Envelope;
-use super::{Interceptor, blocked, reply, written};
-use crate::caller::Caller;
+use super::{Interceptor, blocked, json_response, reply};
+use crate::caller::McpCaller;
 use crate::context::CORRELATION;
-use crate::governance::{Asked, Call, Moment, Ruling, new_request};
+use crate::governance::{GovernedMessage, Moment, Ruling, UnwrappedCall, new_request};
 use crate::trace;
 
-/// The gateway has no name for who asks.
-const NOBODY: &str = "default";
+/// The agent of every call: the gateway does not send one.
+const DEFAULT_AGENT: &str = "default";
 
-/// What an unwilling before hook says about arguments it cannot change.
-const NOT_HERE: &str = "a policy wants the arguments redacted, which this gateway cannot do. Serve the tool through the bridge and give the gateway its name as a prefix.";
+/// The refusal of a before hook whose arguments a policy redacts.
+const REDACTION_UNSUPPORTED: &str = "a policy requires redacted arguments, which this gateway does not support. Serve the tool through the bridge and give the gateway its name as a prefix.";
 
 impl Interceptor {
     pub(super) async fn docker_before(
@@ -33,30 +33,30 @@ impl Interceptor {
         envelope: Option<Envelope<'_>>,
     ) -> Response<Full<Bytes>> {
         let Some(envelope) = envelope else {
-            return no("the call is missing");
+            return block("the call is missing");
         };
         if envelope.has("params") && envelope.has("Params") {
-            return no("the call is there twice");
+            return block("the call has both params and Params");
         }
         let method = match envelope.has("method") {
-            true => match envelope.word("method") {
+            true => match envelope.non_empty_text("method") {
                 Ok(method) => method,
-                Err(_) => return no("the method is no text"),
+                Err(_) => return block("the method is not a string"),
             },
             false => "tools/call".to_owned(),
         };
         let params = envelope.raw("params").or(envelope.raw("Params"));
         if params.is_none() && !envelope.has("params") && !envelope.has("Params") {
-            return no("the call is missing");
+            return block("the call is missing");
         }
-        let call = params.and_then(|params| Call::of(&method, params.get()));
+        let call = params.and_then(|params| UnwrappedCall::of(&method, params.get()));
         let call = call.unwrap_or_default();
-        let caller = Caller {
-            agent: NOBODY.to_owned(),
+        let caller = McpCaller {
+            agent: DEFAULT_AGENT.to_owned(),
             session: String::new(),
             sandbox: None,
         };
-        let asked = Asked {
+        let message = GovernedMessage {
             moment: Moment::Before,
             request: new_request(),
             caller: &caller,
@@ -68,30 +68,30 @@ impl Interceptor {
             before: None,
             execution: None,
         };
-        match self.evaluate(&asked).await.ruling {
+        match self.evaluate(&message).await.ruling {
             Ruling::Pass => Response::default(),
-            Ruling::Block(denial) => refused(&denial),
-            // The bridge judges and redacts what reaches it.
-            Ruling::Modify(_) if self.governance.metrics().knows(&call.server) => {
+            Ruling::Block(denial) => denied(&denial),
+            // The bridge evaluates the call again and redacts the arguments.
+            Ruling::Modify(_) if self.governance.metrics().has_tool(&call.server) => {
                 Response::default()
             }
-            Ruling::Modify(_) => no(NOT_HERE),
+            Ruling::Modify(_) => block(REDACTION_UNSUPPORTED),
         }
     }
 
     pub(super) async fn docker_after(&self, body: &[u8]) -> Response<Full<Bytes>> {
         let Ok(text) = std::str::from_utf8(body) else {
-            return no("the result cannot be read");
+            return block("the result is not valid JSON");
         };
         let text = text.trim();
-        let Ok(Correlated { request, stripped }) = Correlated::read(text) else {
-            return no("the result cannot be read");
+        let Ok(CorrelatedResult { request, stripped }) = CorrelatedResult::read(text) else {
+            return block("the result is not valid JSON");
         };
         let key = request.map(|request| request.to_string());
         let contexts = self.governance.contexts();
         let known = match key.map(|key| contexts.take(&key)).transpose() {
             Ok(known) => known.flatten(),
-            Err(expired) => return no(&expired.to_string()),
+            Err(expired) => return block(&expired.to_string()),
         };
         let (agent, session, tool, method, name) = match &known {
             Some(known) => (
@@ -101,22 +101,22 @@ impl Interceptor {
                 &*known.method,
                 &*known.name,
             ),
-            None => (NOBODY, "", "", "tools/call", ""),
+            None => (DEFAULT_AGENT, "", "", "tools/call", ""),
         };
-        let caller = Caller {
+        let caller = McpCaller {
             agent: agent.to_owned(),
             session: session.to_owned(),
             sandbox: known.as_ref().and_then(|known| known.sandbox.clone()),
         };
-        let heard = stripped.as_deref().unwrap_or(text);
-        let Ok(result) = RawValue::from_string(heard.to_owned()) else {
-            return no("the result cannot be read");
+        let shown = stripped.as_deref().unwrap_or(text);
+        let Ok(result) = RawValue::from_string(shown.to_owned()) else {
+            return block("the result is not valid JSON");
         };
         let params = RawValue::from_string(json!({"name": name}).to_string()).ok();
         let span = tracing::info_span!("mcp.after");
         let known = known.as_ref();
         trace::continue_from(&span, known.and_then(|known| known.trace.as_deref()));
-        let asked = Asked {
+        let message = GovernedMessage {
             moment: Moment::After,
             request: request.unwrap_or_else(new_request),
             caller: &caller,
@@ -128,26 +128,27 @@ impl Interceptor {
             before: known.and_then(|known| known.decision.as_deref()),
             execution: known.and_then(|known| known.execution.as_ref()),
         };
-        match self.evaluate(&asked).instrument(span).await.ruling {
-            Ruling::Block(denial) => refused(&denial),
-            Ruling::Modify(new) => written(StatusCode::OK, new.get().to_owned()),
+        match self.evaluate(&message).instrument(span).await.ruling {
+            Ruling::Block(denial) => denied(&denial),
+            Ruling::Modify(new) => json_response(StatusCode::OK, new.get().to_owned()),
             Ruling::Pass => match stripped {
-                Some(stripped) => written(StatusCode::OK, stripped),
+                Some(stripped) => json_response(StatusCode::OK, stripped),
                 None => Response::default(),
             },
         }
     }
 }
 
-/// A result without the key that says what it answers.
-struct Correlated {
+/// A tool result and the correlation key that was in it.
+struct CorrelatedResult {
+    /// The request that the correlation key identifies.
     request: Option<RequestId>,
-    /// The result without the key, where it had one.
+    /// The result without the key, if it had one.
     stripped: Option<String>,
 }
 
-impl Correlated {
-    fn read(text: &str) -> Result<Self, splice::NoJson> {
+impl CorrelatedResult {
+    fn read(text: &str) -> Result<Self, splice::InvalidJson> {
         let path = ["_meta", CORRELATION];
         let request = splice::find(text, &path)?
             .and_then(|raw| serde_json::from_str::<String>(raw).ok())
@@ -157,10 +158,10 @@ impl Correlated {
     }
 }
 
-fn refused(denial: &Denial) -> Response<Full<Bytes>> {
-    no(&denial.message)
+fn denied(denial: &Denial) -> Response<Full<Bytes>> {
+    block(&denial.message)
 }
 
-fn no(why: &str) -> Response<Full<Bytes>> {
+fn block(why: &str) -> Response<Full<Bytes>> {
     reply(StatusCode::OK, &blocked(why))
 }

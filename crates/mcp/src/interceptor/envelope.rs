@@ -1,4 +1,4 @@
-//! The outermost object of a hook's body, its fields unread.
+//! The top-level JSON object of a hook's body, with unparsed fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,17 +6,17 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// The longest text of an envelope.
-const LONGEST: usize = 256;
+/// The longest text field of an envelope, in bytes.
+const MAX_TEXT_BYTES: usize = 256;
 
-/// Fields by name, each once.
+/// The fields by name, without duplicates.
 #[derive(Debug)]
 pub(super) struct Envelope<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
 
-/// A field that is missing or wrong.
+/// A field that is missing or invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {what}")]
-pub(super) struct Wrong {
+pub(super) struct FieldError {
     pub(super) field: &'static str,
     pub(super) what: &'static str,
 }
@@ -26,57 +26,57 @@ impl<'a> Envelope<'a> {
         self.0.iter().any(|(name, _)| name == field)
     }
 
-    /// The field as it is written; nothing where it is null.
+    /// The raw JSON of a field; none if it is missing or null.
     pub(super) fn raw(&self, field: &str) -> Option<&'a RawValue> {
         let found = self.0.iter().find(|(name, _)| name == field);
         found.map(|(_, raw)| *raw).filter(|raw| raw.get() != "null")
     }
 
-    /// A field that may be missing, read by `read` where it is there.
+    /// An optional field, parsed by `read` if it is present.
     pub(super) fn optional<T>(
         &self,
         field: &'static str,
-        read: impl FnOnce(&Self, &'static str) -> Result<T, Wrong>,
-    ) -> Result<Option<T>, Wrong> {
+        read: impl FnOnce(&Self, &'static str) -> Result<T, FieldError>,
+    ) -> Result<Option<T>, FieldError> {
         self.has(field).then(|| read(self, field)).transpose()
     }
 
-    /// The text of a field that must be there.
-    pub(super) fn text(&self, field: &'static str) -> Result<String, Wrong> {
+    /// A required text field.
+    pub(super) fn text(&self, field: &'static str) -> Result<String, FieldError> {
         if !self.has(field) {
-            let what = "it is missing";
-            return Err(Wrong { field, what });
+            let what = "missing";
+            return Err(FieldError { field, what });
         }
         let text = self.raw(field).map(|raw| serde_json::from_str(raw.get()));
         match text {
-            Some(Ok(Cow::<'_, str>::Owned(text))) if text.len() <= LONGEST => Ok(text),
-            Some(Ok(Cow::Borrowed(text))) if text.len() <= LONGEST => Ok(text.to_owned()),
+            Some(Ok(Cow::<'_, str>::Owned(text))) if text.len() <= MAX_TEXT_BYTES => Ok(text),
+            Some(Ok(Cow::Borrowed(text))) if text.len() <= MAX_TEXT_BYTES => Ok(text.to_owned()),
             Some(Ok(_)) => {
-                let what = "it is too long";
-                Err(Wrong { field, what })
+                let what = "longer than 256 bytes";
+                Err(FieldError { field, what })
             }
             Some(Err(_)) | None => {
-                let what = "it is no text";
-                Err(Wrong { field, what })
+                let what = "must be a string";
+                Err(FieldError { field, what })
             }
         }
     }
 
-    /// The same, and it must not be empty.
-    pub(super) fn word(&self, field: &'static str) -> Result<String, Wrong> {
-        let what = "it is empty";
+    /// A required text field that must not be empty.
+    pub(super) fn non_empty_text(&self, field: &'static str) -> Result<String, FieldError> {
+        let what = "must not be empty";
         let text = self.text(field)?;
         (!text.is_empty())
             .then_some(text)
-            .ok_or(Wrong { field, what })
+            .ok_or(FieldError { field, what })
     }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields;
+        struct FieldsVisitor;
 
-        impl<'de> Visitor<'de> for Fields {
+        impl<'de> Visitor<'de> for FieldsVisitor {
             type Value = Envelope<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,11 +87,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
                 let mut fields = Envelope(Vec::new());
                 while let Some((name, raw)) = map.next_entry::<Cow<'de, str>, &RawValue>()? {
                     if fields.has(&name) {
-                        return Err(A::Error::custom("a field comes twice"));
+                        return Err(A::Error::custom("duplicate field"));
                     }
-                    // No envelope of either dialect has more, and looking for each takes time.
+                    // No envelope of either dialect has more, and `has` searches linearly.
                     if fields.0.len() >= 64 {
-                        return Err(A::Error::custom("there are too many fields"));
+                        return Err(A::Error::custom("more than 64 fields"));
                     }
                     fields.0.push((name, raw));
                 }
@@ -99,6 +99,6 @@ impl<'de: 'a, 'a> Deserialize<'de> for Envelope<'a> {
             }
         }
 
-        deserializer.deserialize_map(Fields)
+        deserializer.deserialize_map(FieldsVisitor)
     }
 }

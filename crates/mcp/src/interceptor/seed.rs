@@ -1,4 +1,5 @@
-//! The seed's dialect.
+//! Hook dialect of the seed specification: a versioned JSON envelope (see docs/mcp.md, "The
+//! seed's envelope").
 
 use decide::bundles::Notes;
 use policy::id::RequestId;
@@ -10,21 +11,21 @@ use serde_json::value::RawValue;
 use tracing::{Instrument, Span};
 
 use super::Interceptor;
-use super::envelope::{Envelope, Wrong};
-use crate::caller::Caller;
-use crate::context::Origin;
-use crate::governance::{Asked, Call, Moment, Ruling, new_request};
+use super::envelope::{Envelope, FieldError};
+use crate::caller::McpCaller;
+use crate::context::RequestOrigin;
+use crate::governance::{GovernedMessage, Moment, Ruling, UnwrappedCall, new_request};
 use crate::trace;
 
 /// The version of the envelope.
 const VERSION: &str = "1.0";
 
-/// What every envelope has. `version`, `timestamp` and `session_id` may be missing: one of the
-/// seed's two definitions of the request is without them.
-struct Head {
+/// The common fields of before and after envelopes. `version`, `timestamp` and `session_id` are
+/// optional: one of the seed's two definitions of the request does not have them.
+struct EnvelopeHead {
     request_id: String,
     tool: String,
-    caller: Caller,
+    caller: McpCaller,
 }
 
 impl Interceptor {
@@ -32,23 +33,27 @@ impl Interceptor {
         &self,
         moment: Moment,
         envelope: &Envelope<'_>,
-    ) -> Result<Answer, Wrong> {
-        let head = Head::read(moment, envelope)?;
+    ) -> Result<HookAnswer, FieldError> {
+        let head = EnvelopeHead::read(moment, envelope)?;
         match moment {
             Moment::Before | Moment::Elicitation => self.seed_before(&head, envelope).await,
             Moment::After => self.seed_after(&head, envelope).await,
         }
     }
 
-    async fn seed_before(&self, head: &Head, envelope: &Envelope<'_>) -> Result<Answer, Wrong> {
-        let method = envelope.word("method")?;
+    async fn seed_before(
+        &self,
+        head: &EnvelopeHead,
+        envelope: &Envelope<'_>,
+    ) -> Result<HookAnswer, FieldError> {
+        let method = envelope.non_empty_text("method")?;
         let params = envelope.raw("params");
-        let call = params.and_then(|params| Call::of(&method, params.get()));
+        let call = params.and_then(|params| UnwrappedCall::of(&method, params.get()));
         let request = RequestId::parse(&head.request_id).unwrap_or_else(|_| new_request());
         let contexts = self.governance.contexts();
         contexts.create(
             &head.request_id,
-            Origin {
+            RequestOrigin {
                 request: Some(request),
                 agent: &head.caller.agent,
                 session: &head.caller.session,
@@ -56,10 +61,10 @@ impl Interceptor {
                 tool: &head.tool,
                 method: &method,
                 name: call.as_ref().map_or("", |call| &call.name),
-                trace: trace::name_of(&Span::current()).as_deref(),
+                trace: trace::traceparent_of(&Span::current()).as_deref(),
             },
         );
-        let asked = Asked {
+        let message = GovernedMessage {
             moment: Moment::Before,
             request,
             caller: &head.caller,
@@ -71,7 +76,7 @@ impl Interceptor {
             before: None,
             execution: None,
         };
-        let mut evaluation = self.evaluate(&asked).await;
+        let mut evaluation = self.evaluate(&message).await;
         let decision = evaluation.decision();
         let approvals = std::mem::take(&mut evaluation.approvals);
         let stored = contexts.set_decision(&head.request_id, decision).map(drop);
@@ -80,32 +85,40 @@ impl Interceptor {
             false => stored.and_then(|()| contexts.set_approvals(&head.request_id, approvals)),
         };
         if let Err(expired) = stored {
-            tracing::warn!(%request, %expired, "the decision of a before hook was not stored");
+            tracing::warn!(%request, %expired, "storing the decision of an mcp before hook failed");
         }
-        Ok(Answer::new(evaluation.ruling, evaluation.notes, request))
+        Ok(HookAnswer::new(
+            evaluation.ruling,
+            evaluation.notes,
+            request,
+        ))
     }
 
-    async fn seed_after(&self, head: &Head, envelope: &Envelope<'_>) -> Result<Answer, Wrong> {
-        let repeated = envelope.optional("method", Envelope::word)?;
+    async fn seed_after(
+        &self,
+        head: &EnvelopeHead,
+        envelope: &Envelope<'_>,
+    ) -> Result<HookAnswer, FieldError> {
+        let repeated = envelope.optional("method", Envelope::non_empty_text)?;
         let (result, error) = (envelope.raw("result"), envelope.raw("error"));
-        let wrong = |field, what| Err(Wrong { field, what });
+        let field_error = |field, what| Err(FieldError { field, what });
         match (envelope.has("result"), error) {
-            (false, None) => return wrong("result", "it is missing, and so is error"),
+            (false, None) => return field_error("result", "missing, as is error"),
             (true, Some(_)) if result.is_some() => {
-                return wrong("error", "there is a result, too");
+                return field_error("error", "must not be combined with result");
             }
             _ => {}
         }
         if error.is_some_and(|error| !error.get().starts_with('{')) {
-            return wrong("error", "it is no object");
+            return field_error("error", "must be an object");
         }
         let contexts = self.governance.contexts();
         let known = match contexts.get(&head.request_id) {
             Ok(known) => known,
             Err(expired) => {
                 let denial = Denial::new(Reason::Internal, "mcp:context");
-                let denial = denial.saying(expired.to_string());
-                return Ok(Answer::new(
+                let denial = denial.with_message(expired.to_string());
+                return Ok(HookAnswer::new(
                     Ruling::Block(denial),
                     Notes::new(),
                     new_request(),
@@ -113,7 +126,7 @@ impl Interceptor {
             }
         };
         let request = known.request.unwrap_or_else(new_request);
-        // What the before hook was sent comes first: an after hook need not repeat it.
+        // The method of the before hook takes precedence: an after hook need not repeat it.
         let method = match known.method.is_empty() {
             true => repeated.unwrap_or_default(),
             false => known.method.to_string(),
@@ -123,7 +136,7 @@ impl Interceptor {
         let named = named.as_deref().filter(|_| !known.name.is_empty());
         let span = tracing::info_span!("mcp.after", request = %request);
         trace::continue_from(&span, known.trace.as_deref());
-        let asked = Asked {
+        let message = GovernedMessage {
             moment: Moment::After,
             request,
             caller: &head.caller,
@@ -135,37 +148,43 @@ impl Interceptor {
             before: known.decision.as_deref(),
             execution: known.execution.as_ref(),
         };
-        let judged = self.evaluate(&asked).instrument(span);
-        let evaluation = judged.await;
+        let evaluation = self.evaluate(&message).instrument(span).await;
         contexts.delete(&head.request_id);
-        Ok(Answer::new(evaluation.ruling, evaluation.notes, request))
+        Ok(HookAnswer::new(
+            evaluation.ruling,
+            evaluation.notes,
+            request,
+        ))
     }
 }
 
-impl Head {
-    fn read(moment: Moment, envelope: &Envelope<'_>) -> Result<Self, Wrong> {
-        let wrong = |field, what| Err(Wrong { field, what });
-        let version = envelope.optional("version", Envelope::word)?;
+impl EnvelopeHead {
+    fn read(moment: Moment, envelope: &Envelope<'_>) -> Result<Self, FieldError> {
+        let field_error = |field, what| Err(FieldError { field, what });
+        let version = envelope.optional("version", Envelope::non_empty_text)?;
         if version.is_some_and(|version| version != VERSION) {
-            return wrong("version", "it is not 1.0");
+            return field_error("version", "must be 1.0");
         }
-        if envelope.word("type")? != moment.as_str() {
-            return wrong("type", "it is not that of this hook");
+        if envelope.non_empty_text("type")? != moment.as_str() {
+            return field_error("type", "does not match this hook");
         }
-        let request_id = envelope.word("request_id")?;
-        let timestamp = envelope.optional("timestamp", Envelope::word)?;
+        let request_id = envelope.non_empty_text("request_id")?;
+        let timestamp = envelope.optional("timestamp", Envelope::non_empty_text)?;
         if timestamp.is_some_and(|timestamp| !is_time(&timestamp)) {
-            return wrong("timestamp", "it is no time such as 2026-01-02T03:04:05Z");
+            return field_error(
+                "timestamp",
+                "must be an RFC 3339 time such as 2026-01-02T03:04:05Z",
+            );
         }
-        let tool = envelope.word("tool_id")?;
-        let agent = envelope.word("agent_id")?;
+        let tool = envelope.non_empty_text("tool_id")?;
+        let agent = envelope.non_empty_text("agent_id")?;
         let session = envelope.optional("session_id", Envelope::text)?;
         let session = session.unwrap_or_default();
         let sandbox = None;
         Ok(Self {
             request_id,
             tool,
-            caller: Caller {
+            caller: McpCaller {
                 agent,
                 session,
                 sandbox,
@@ -174,7 +193,7 @@ impl Head {
     }
 }
 
-/// Whether it begins as RFC 3339 has it, and says which zone.
+/// Whether `text` begins with an RFC 3339 date and time and has a zone.
 fn is_time(text: &str) -> bool {
     let shape = b"0000-00-00T00:00:00";
     let begins = text.len() > shape.len()
@@ -187,9 +206,9 @@ fn is_time(text: &str) -> bool {
     begins && (text.ends_with(['Z', 'z']) || zone.ends_with(['+', '-']) && zone.len() >= 20)
 }
 
-/// What a hook answers. What a policy changed is passed on as it is written.
+/// The answer of a hook. Data that a policy changed is inserted as raw JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
+pub(super) struct HookAnswer {
     action: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -198,7 +217,7 @@ pub(super) struct Answer {
     metadata: Metadata,
 }
 
-/// What the operator can look up.
+/// References for the operator: audit id, reason code and rule.
 #[derive(Debug, Serialize)]
 struct Metadata {
     request: RequestId,
@@ -206,14 +225,14 @@ struct Metadata {
     code: Option<Reason>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<RuleName>,
-    /// What the policies add.
+    /// The metadata of the policies.
     #[serde(flatten)]
     notes: Notes,
 }
 
-impl Answer {
+impl HookAnswer {
     fn new(ruling: Ruling, mut notes: Notes, request: RequestId) -> Self {
-        // What the operator looks up is never a policy's own word.
+        // A policy cannot set these fields.
         notes.retain(|key, _| !["request", "code", "rule"].contains(&key.as_str()));
         let mut answer = Self {
             action: ruling.as_str(),

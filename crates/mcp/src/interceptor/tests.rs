@@ -7,20 +7,20 @@ use std::sync::Arc;
 
 use http_body_util::BodyExt;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 
 use super::*;
-use crate::context::Origin;
-use crate::governance::tests::{Book, governance, rules};
+use crate::context::RequestOrigin;
+use crate::governance::tests::{MemoryAudit, governance, rules};
 
-/// An answer, read.
-struct Answer {
+/// A response with its collected body.
+struct HookResponse {
     status: StatusCode,
     json: bool,
     body: String,
 }
 
-impl Answer {
+impl HookResponse {
     async fn of(response: Response<Full<Bytes>>) -> Self {
         let (head, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -38,18 +38,21 @@ impl Answer {
     }
 }
 
-/// An interceptor in front of one policy.
-fn interceptor(policy: &str) -> (Interceptor, Arc<Book>) {
-    let (governance, book) = governance(rules("", &[("mcp/authz", "", policy)]));
-    (Interceptor::new(governance, CancellationToken::new()), book)
+/// An interceptor with one policy.
+fn interceptor(policy: &str) -> (Interceptor, Arc<MemoryAudit>) {
+    let (governance, audit_log) = governance(rules("", &[("mcp/authz", "", policy)]));
+    (
+        Interceptor::new(governance, CancellationToken::new()),
+        audit_log,
+    )
 }
 
-async fn before(interceptor: &Interceptor, body: impl ToString) -> Answer {
-    Answer::of(interceptor.before(body.to_string().into(), None).await).await
+async fn before(interceptor: &Interceptor, body: impl ToString) -> HookResponse {
+    HookResponse::of(interceptor.before(body.to_string().into(), None).await).await
 }
 
-async fn after(interceptor: &Interceptor, body: impl ToString) -> Answer {
-    Answer::of(interceptor.after(body.to_string().into(), None).await).await
+async fn after(interceptor: &Interceptor, body: impl ToString) -> HookResponse {
+    HookResponse::of(interceptor.after(body.to_string().into(), None).await).await
 }
 
 fn request(id: &str, params: Value) -> Value {
@@ -69,11 +72,11 @@ fn response(id: &str, result: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_missing_or_wrong_field_is_named() {
-    let (interceptor, book) = interceptor("allow := true");
+async fn missing_or_invalid_field_is_named() {
+    let (interceptor, audit_log) = interceptor("allow := true");
     let good = request("r", json!({"name": "t"}));
     assert_eq!(before(&interceptor, &good).await.status, StatusCode::OK);
-    book.take();
+    audit_log.take();
     for field in [
         "version",
         "type",
@@ -97,7 +100,7 @@ async fn a_missing_or_wrong_field_is_named() {
             let answer = before(&interceptor, &without).await;
             assert_eq!(answer.status, StatusCode::OK, "{without}");
             assert_eq!(answer.value()["action"], "pass");
-            book.take();
+            audit_log.take();
         } else {
             bad.push(without);
         }
@@ -142,11 +145,11 @@ async fn a_missing_or_wrong_field_is_named() {
     neither.as_object_mut().unwrap().shift_remove("result");
     let answer = after(&interceptor, &neither).await;
     assert_eq!(answer.value()["field"], "result");
-    assert!(book.take().is_empty(), "nothing was judged");
+    assert!(audit_log.take().is_empty(), "no policy was evaluated");
 }
 
 #[tokio::test]
-async fn what_is_no_json_is_a_no_in_both_dialects() {
+async fn malformed_body_is_refused_in_both_dialects() {
     let (interceptor, _) = interceptor("allow := true");
     for body in [
         "",
@@ -169,7 +172,7 @@ async fn what_is_no_json_is_a_no_in_both_dialects() {
             assert_eq!(answer["action"], "block");
         }
     }
-    let answer = Answer::of(
+    let answer = HookResponse::of(
         interceptor
             .before(Bytes::from_static(b"{\"\xff\":1}"), None)
             .await,
@@ -179,31 +182,31 @@ async fn what_is_no_json_is_a_no_in_both_dialects() {
 }
 
 #[tokio::test]
-async fn both_hooks_of_a_request_are_one_in_the_log() {
-    let (interceptor, book) = interceptor("allow := true");
+async fn both_hooks_of_a_request_have_one_audit_id() {
+    let (interceptor, audit_log) = interceptor("allow := true");
     let contexts = interceptor.governance.contexts().clone();
     let answer = before(&interceptor, request("r", json!({"name": "fs__read"}))).await;
     assert_eq!(answer.value()["action"], "pass");
     let known = contexts.find("r").unwrap();
-    assert_eq!(known.decision.as_ref().unwrap().verdict, Word::Allow);
+    assert_eq!(known.decision.as_ref().unwrap().verdict, VerdictKind::Allow);
     assert_eq!((&*known.method, &*known.name), ("tools/call", "read"));
     let answer = after(&interceptor, response("r", json!({"content": []}))).await;
     assert_eq!(answer.value()["action"], "pass");
     assert!(contexts.is_empty());
-    let events = book.take();
+    let events = audit_log.take();
     assert_eq!(events[0].request_id, events[1].request_id);
     assert_eq!(events[1].method.as_deref(), Some("tools/call"));
     assert_eq!(events[1].operation.as_deref(), Some("read"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_too_late_is_blocked() {
+async fn after_hook_of_an_expired_context_is_blocked() {
     let (interceptor, _) = interceptor("allow := true");
     before(&interceptor, request("r", json!({"name": "t"}))).await;
     tokio::time::advance(crate::context::TTL + Duration::from_secs(1)).await;
     let answer = after(&interceptor, response("r", json!({}))).await.value();
     assert_eq!(answer["action"], "block");
-    // One that nobody announced is judged.
+    // A response without a before hook is evaluated.
     let answer = after(&interceptor, response("new", json!({})))
         .await
         .value();
@@ -211,7 +214,7 @@ async fn an_answer_that_comes_too_late_is_blocked() {
 }
 
 #[tokio::test]
-async fn what_a_policy_changed_keeps_its_digits() {
+async fn modified_data_keeps_all_digits_of_numbers() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["arguments.key"]}}}"#;
     let (interceptor, _) = interceptor(policy);
     let params = r#"{"name":"t","arguments":{"key":"k", "n":123456789012345678901234567890}}"#;
@@ -222,31 +225,31 @@ async fn what_a_policy_changed_keeps_its_digits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dockers_gateway_is_there_for_five_minutes_after_its_last_hook() {
+async fn docker_gateway_counts_as_present_five_minutes_after_a_hook() {
     let (interceptor, _) = interceptor("allow := true");
     before(&interceptor, request("r", json!({}))).await;
-    assert!(!interceptor.heard_docker_lately());
+    assert!(!interceptor.saw_docker_gateway_recently());
     before(
         &interceptor,
         r#"{"method":"tools/call","params":{"name":"t"}}"#,
     )
     .await;
-    assert!(interceptor.heard_docker_lately());
-    tokio::time::advance(LATELY).await;
-    assert!(interceptor.heard_docker_lately());
+    assert!(interceptor.saw_docker_gateway_recently());
+    tokio::time::advance(DOCKER_GATEWAY_TTL).await;
+    assert!(interceptor.saw_docker_gateway_recently());
     tokio::time::advance(Duration::from_millis(1)).await;
-    assert!(!interceptor.heard_docker_lately());
+    assert!(!interceptor.saw_docker_gateway_recently());
     after(&interceptor, "null").await;
-    assert!(interceptor.heard_docker_lately());
+    assert!(interceptor.saw_docker_gateway_recently());
 }
 
 #[tokio::test]
-async fn a_result_is_traced_to_its_call_by_the_key_and_loses_it() {
+async fn result_is_matched_by_its_correlation_key_which_is_removed() {
     let policy = r#"
 default allow := true
 allow := false if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"; contains(input.result.content[0].text, "no") }
 allow := false if input.result._meta["palisade/request"]"#;
-    let (interceptor, book) = interceptor(policy);
+    let (interceptor, audit_log) = interceptor(policy);
     let id = crate::governance::new_request();
     let contexts = interceptor.governance.contexts().clone();
     let stamped = |text: &str, meta: &str| {
@@ -254,13 +257,13 @@ allow := false if input.result._meta["palisade/request"]"#;
             r#"{{"content":[{{"type":"text","text":"{text}"}}],"_meta":{{{meta}"palisade/request":"{id}"}},"n":1.50}}"#
         )
     };
-    let origin = Origin {
+    let origin = RequestOrigin {
         request: Some(id),
         agent: "anna",
         tool: "fs",
         name: "read",
         method: "tools/call",
-        ..Origin::default()
+        ..RequestOrigin::default()
     };
     contexts.create(&id.to_string(), origin);
     let answer = after(&interceptor, stamped("yes", "")).await;
@@ -269,11 +272,11 @@ allow := false if input.result._meta["palisade/request"]"#;
         r#"{"content":[{"type":"text","text":"yes"}],"n":1.50}"#
     );
     assert!(contexts.is_empty());
-    assert_eq!(book.take()[0].request_id, Some(id));
+    assert_eq!(audit_log.take()[0].request_id, Some(id));
     contexts.create(&id.to_string(), origin);
     let answer = after(&interceptor, stamped("no", "\"k\":1,")).await;
     assert_eq!(answer.value()["isError"], true);
-    // Nobody knows that request: judged without a name, and stripped all the same.
+    // The request is unknown: the result is evaluated without a name, and the key removed.
     let answer = after(&interceptor, stamped("no", "\"k\":1,")).await;
     assert_eq!(
         answer.body,
@@ -282,9 +285,9 @@ allow := false if input.result._meta["palisade/request"]"#;
 }
 
 #[tokio::test]
-async fn arguments_that_only_the_bridge_can_redact_pass_only_to_the_bridge() {
+async fn redacted_arguments_pass_only_to_tools_of_the_bridge() {
     let policy = r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"replacements": {"s3cret": "*"}}}}"#;
-    let (interceptor, book) = interceptor(policy);
+    let (interceptor, audit_log) = interceptor(policy);
     let call = |name: &str, text: &str| json!({"method": "tools/call", "params": {"name": name, "arguments": {"x": text}}});
     assert_eq!(before(&interceptor, call("t", "fine")).await.body, "");
     assert_eq!(before(&interceptor, call("fs__t", "s3cret")).await.body, "");
@@ -293,37 +296,37 @@ async fn arguments_that_only_the_bridge_can_redact_pass_only_to_the_bridge() {
         assert_eq!(answer.value()["isError"], true, "{name}");
         assert!(!answer.body.contains("s3cret"));
     }
-    let events = book.take();
+    let events = audit_log.take();
     assert_eq!(events.len(), 4);
     assert_eq!(events[1].host.as_deref(), Some("fs"));
 }
 
 #[tokio::test]
-async fn credentials_of_the_clients_request_are_nowhere() {
+async fn client_credentials_are_neither_evaluated_nor_recorded() {
     let policy = r#"decision := {"action": "block", "reason": json.marshal(input)}"#;
-    let (interceptor, book) = interceptor(policy);
+    let (interceptor, audit_log) = interceptor(policy);
     let body = r#"{"Session":{},"Params":{"name":"t"},"Extra":{"TokenInfo":{"Extra":"hunter2"},"Header":{"Authorization":["Bearer hunter2"]}}}"#;
     let answer = before(&interceptor, body).await;
     assert_eq!(answer.value()["isError"], true);
     assert!(!answer.body.contains("hunter2"));
-    let events = serde_json::to_string(&book.take()).unwrap();
+    let events = serde_json::to_string(&audit_log.take()).unwrap();
     assert!(!events.contains("hunter2"));
 }
 
 #[tokio::test]
-async fn what_a_policy_notes_is_told_and_never_in_place_of_our_own_words() {
+async fn policy_metadata_is_returned_without_replacing_reserved_fields() {
     let policy = r#"decision := {"action": input.params.say, "reason": "So.", "metadata": {
         "ticket": [1, "two"], "rule": "mine", "code": "mine", "request": "mine"}}"#;
     for action in ["allow", "block"] {
         let (interceptor, _) = interceptor(policy);
         let answer = before(&interceptor, request("r", json!({"say": action}))).await;
-        let told = &answer.value()["metadata"];
-        assert_eq!(told["ticket"], json!([1, "two"]), "{action}");
+        let metadata = &answer.value()["metadata"];
+        assert_eq!(metadata["ticket"], json!([1, "two"]), "{action}");
         assert!(!answer.body.contains("mine"), "{action}: {}", answer.body);
         let rule = (action == "block").then_some("rego:b0");
-        assert_eq!(told["rule"].as_str(), rule);
+        assert_eq!(metadata["rule"].as_str(), rule);
     }
-    // More than anybody wants to know.
+    // Metadata above the size limit is dropped.
     let policy = r#"decision := {"allow": true, "metadata": {"long": sprintf("%05000d", [1])}}"#;
     let (interceptor, _) = interceptor(policy);
     let answer = before(&interceptor, request("r", json!({}))).await;
@@ -332,13 +335,13 @@ async fn what_a_policy_notes_is_told_and_never_in_place_of_our_own_words() {
 }
 
 #[tokio::test]
-async fn what_only_the_operator_is_told_is_in_no_answer() {
+async fn policy_rule_name_is_not_in_the_answer() {
     let policy = r#"decision := {"allow": false, "rule": "the-pattern"}"#;
     let (interceptor, _) = interceptor(policy);
     let answer = before(&interceptor, request("r", json!({}))).await;
-    let told = answer.value();
-    assert_eq!(told["reason"], Reason::RegoDenied.says());
-    assert_eq!(told["metadata"]["rule"], "rego:b0");
-    assert_eq!(told["metadata"]["code"], "rego_denied");
+    let value = answer.value();
+    assert_eq!(value["reason"], Reason::RegoDenied.description());
+    assert_eq!(value["metadata"]["rule"], "rego:b0");
+    assert_eq!(value["metadata"]["code"], "rego_denied");
     assert!(!answer.body.contains("the-pattern"));
 }

@@ -1,9 +1,9 @@
 use prometheus_client::encoding::text::encode;
 
-use super::foreign::MAX_FOREIGN;
+use super::gateway_tools::MAX_GATEWAY_TOOLS;
 use super::*;
 
-fn registered() -> (Metrics, Registry) {
+fn registered_metrics() -> (Metrics, Registry) {
     let (metrics, mut registry) = (Metrics::default(), Registry::default());
     metrics.register(&mut registry);
     (metrics, registry)
@@ -16,19 +16,19 @@ fn text(registry: &Registry) -> String {
 }
 
 #[test]
-fn names_and_labels_are_those_of_the_table() {
-    let (metrics, registry) = registered();
-    metrics.know(["fs".to_owned()]);
-    metrics.judged("before", "pass", "fs", Duration::from_micros(15));
-    metrics.judged("before", "block", "a b", Duration::from_micros(15));
-    metrics.decided("guard", "allow", Duration::from_micros(15));
-    metrics.failed("guard", "timeout");
+fn metrics_are_exported_with_expected_names_and_labels() {
+    let (metrics, registry) = registered_metrics();
+    metrics.set_tool_names(["fs".to_owned()]);
+    metrics.record_intercept("before", "pass", "fs", Duration::from_micros(15));
+    metrics.record_intercept("before", "block", "a b", Duration::from_micros(15));
+    metrics.record_decision("guard", "allow", Duration::from_micros(15));
+    metrics.record_policy_failure("guard", "timeout");
     let took = Duration::from_millis(3);
-    metrics.tool_executed("fs", RuntimeKind::Local, Status::Error, took);
+    metrics.record_execution("fs", RuntimeKind::Local, CallStatus::Error, took);
     let counts = [(); 3].map(|()| metrics.count_process("fs", RuntimeKind::Local));
     let [one, _two, _three] = counts;
     one.exited(Some(137));
-    metrics.junk("fs");
+    metrics.record_junk_line("fs");
     let text = text(&registry);
     for line in [
         r#"polis_sidecar_intercept_total{type="before",action="pass",tool_id="fs"} 1"#,
@@ -50,14 +50,14 @@ fn names_and_labels_are_those_of_the_table() {
 }
 
 #[test]
-fn names_of_foreign_tools_are_labels_up_to_a_limit() {
-    let (metrics, registry) = registered();
-    let count = |name: &str| metrics.judged("before", "pass", name, Duration::ZERO);
+fn gateway_tool_names_beyond_the_limit_are_counted_as_unknown() {
+    let (metrics, registry) = registered_metrics();
+    let count = |name: &str| metrics.record_intercept("before", "pass", name, Duration::ZERO);
     let long = "x".repeat(129);
-    for strange in ["", "a b", "a\"b", "é", &long] {
-        count(strange);
+    for invalid in ["", "a b", "a\"b", "é", &long] {
+        count(invalid);
     }
-    for number in 0..MAX_FOREIGN + 7 {
+    for number in 0..MAX_GATEWAY_TOOLS + 7 {
         count(&format!("tool-{number}"));
     }
     count("tool-0");
@@ -65,15 +65,15 @@ fn names_of_foreign_tools_are_labels_up_to_a_limit() {
     let counters = text
         .lines()
         .filter(|line| line.starts_with("polis_sidecar_intercept_total"));
-    assert_eq!(counters.count(), MAX_FOREIGN + 1);
+    assert_eq!(counters.count(), MAX_GATEWAY_TOOLS + 1);
     for line in [r#"tool_id="tool-0"} 2"#, r#"tool_id="unknown"} 12"#] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
 }
 
 #[test]
-fn a_process_is_counted_under_the_tool_it_began_with() {
-    let (metrics, registry) = registered();
+fn process_of_a_removed_tool_is_counted_until_it_ends() {
+    let (metrics, registry) = registered_metrics();
     let shown = |name: &str| {
         let text = text(&registry);
         let series = format!(r#"{name}{{tool_id="fs",runtime_type="local"}}"#);
@@ -93,7 +93,7 @@ fn a_process_is_counted_under_the_tool_it_began_with() {
     );
     assert_eq!(both(), is("1", "2"));
     drop(one);
-    // A reload removes the tool while a process of it still runs.
+    // A reload removes the tool while one of its processes still runs.
     metrics.report_tools([]);
     assert_eq!(both(), is("1", "1"));
     two.exited(None);

@@ -1,31 +1,31 @@
-//! What a call shares with the hooks of a gateway: the decision of its before hook, and its
-//! outcome for the after hook.
+//! Request contexts that a call shares with the hooks of a gateway: the decision of the before
+//! hook, and the outcome for the after hook.
 
-use super::{Permitted, Relay};
-use crate::caller::Caller;
-use crate::context::{CORRELATION, Execution, Expired, Origin, RequestContext};
-use crate::rpc::Message;
-use crate::tools::Served;
+use super::{PermittedCall, Relay};
+use crate::caller::McpCaller;
+use crate::context::{CORRELATION, ContextExpired, Execution, RequestContext, RequestOrigin};
+use crate::rpc::RpcMessage;
+use crate::tools::StdioServer;
 use crate::trace;
 
 impl Relay {
-    /// The context that a before hook made for the call. The call names it in its `_meta` or,
-    /// as `header`, by `X-Request-ID`, and it must be of the same agent and tool. Where both name
-    /// one, a refused context is taken before one that is not.
+    /// Finds the context that a before hook created for the call. The call names it in its `_meta`
+    /// or by the `X-Request-ID` header (`header`). Agent and tool must be the same. If both name a
+    /// context, a refused one takes precedence.
     pub(super) fn find_context(
         &self,
-        served: &Served,
-        caller: &Caller,
-        message: &Message,
+        served: &StdioServer,
+        caller: &McpCaller,
+        message: &RpcMessage,
         header: Option<&str>,
-    ) -> Result<Option<RequestContext>, Expired> {
+    ) -> Result<Option<RequestContext>, ContextExpired> {
         let contexts = self.governance.contexts();
         let in_body = message.param_text(&["_meta", CORRELATION]);
         let mut found: Option<RequestContext> = None;
         for id in [in_body.as_deref(), header].into_iter().flatten() {
             let Some(known) = contexts.find(id) else {
                 if contexts.has_expired(id) {
-                    return Err(Expired);
+                    return Err(ContextExpired);
                 }
                 continue;
             };
@@ -37,22 +37,22 @@ impl Relay {
         Ok(found)
     }
 
-    /// Remembers a call for the after hook of a gateway, while there is one.
-    pub(super) fn remember(
+    /// Creates a context for the after hook, if a gateway calls the hooks.
+    pub(super) fn store_context(
         &self,
-        served: &Served,
-        caller: &Caller,
-        permitted: &Permitted,
+        served: &StdioServer,
+        caller: &McpCaller,
+        permitted: &PermittedCall,
     ) -> Option<String> {
-        if permitted.method != "tools/call" || !(self.stamps.0)() {
+        if permitted.method != "tools/call" || !(self.gateway_hooks.0)() {
             return None;
         }
-        let (request, trace) = (permitted.request, trace::name_of(&permitted.span));
+        let (request, trace) = (permitted.request, trace::traceparent_of(&permitted.span));
         let id = request.to_string();
         let name = permitted.message.param_text(&["name"]);
         let name = name.unwrap_or_default();
         let contexts = self.governance.contexts();
-        let origin = Origin {
+        let origin = RequestOrigin {
             request: Some(request),
             agent: &caller.agent,
             session: &caller.session,
@@ -66,13 +66,18 @@ impl Relay {
         if let Some(decision) = &permitted.decision
             && let Err(expired) = contexts.set_decision(&id, decision.clone())
         {
-            tracing::debug!(%request, %expired, "the decision on a call was not stored");
+            tracing::debug!(%request, %expired, "mcp call decision not stored: context expired");
         }
         Some(id)
     }
 
     /// Stores the outcome of a call that ended without an answer.
-    pub(super) fn store_abandoned(&self, served: &Served, caller: &Caller, permitted: &Permitted) {
+    pub(super) fn store_abandoned(
+        &self,
+        served: &StdioServer,
+        caller: &McpCaller,
+        permitted: &PermittedCall,
+    ) {
         let execution = Execution {
             failed: true,
             exit_code: 0,
@@ -84,9 +89,9 @@ impl Relay {
     /// Stores the outcome of a call for the after hook.
     pub(super) fn store_execution(
         &self,
-        served: &Served,
-        caller: &Caller,
-        permitted: &Permitted,
+        served: &StdioServer,
+        caller: &McpCaller,
+        permitted: &PermittedCall,
         execution: Execution,
     ) {
         let Some(id) = &permitted.context else {
@@ -95,15 +100,15 @@ impl Relay {
         let contexts = self.governance.contexts();
         let mut stored = contexts.set_result(id, execution);
         if stored.is_err() && permitted.is_own_context {
-            // The call took longer than an entry lives. Its after hook comes only now, and
-            // finds by this entry which call it was.
-            if let Some(id) = self.remember(served, caller, permitted) {
+            // The context expired during the call. Its after hook comes later, so the context is
+            // created again.
+            if let Some(id) = self.store_context(served, caller, permitted) {
                 stored = contexts.set_result(&id, execution);
             }
         }
         if let Err(expired) = stored {
             let request = permitted.request;
-            tracing::debug!(%request, %expired, "the outcome of a call was not stored");
+            tracing::debug!(%request, %expired, "mcp call outcome not stored: context expired");
         }
     }
 }

@@ -2,79 +2,79 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn read(text: &str) -> Result<Message, BadMessage> {
-    Message::read(text.to_owned())
+fn read(text: &str) -> Result<RpcMessage, BadMessage> {
+    RpcMessage::read(text.to_owned())
 }
 
 #[test]
-fn a_message_is_a_question_a_notice_or_an_answer() {
+fn message_is_parsed_as_request_notification_or_response() {
     let cases = [
         (
             r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#,
-            Ok(Kind::Request),
+            Ok(RpcKind::Request),
         ),
         (
             r#"{"jsonrpc":"2.0","id":"a","method":"ping","params":{}}"#,
-            Ok(Kind::Request),
+            Ok(RpcKind::Request),
         ),
         (
             r#"{"jsonrpc":"2.0","method":"notifications/x","params":[1]}"#,
-            Ok(Kind::Notification),
+            Ok(RpcKind::Notification),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"result":{}}"#,
-            Ok(Kind::Response),
+            Ok(RpcKind::Response),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"result":null}"#,
-            Ok(Kind::Response),
+            Ok(RpcKind::Response),
         ),
         (
             r#"{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":""}}"#,
-            Ok(Kind::Response),
+            Ok(RpcKind::Response),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"result":{},"error":{}}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"method":"m","result":{}}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":null,"method":"m"}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1.5,"method":"m"}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":{},"method":"m"}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"id":2,"method":"m"}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"2.0","id":1,"method":"m","params":3}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
         (
             r#"{"jsonrpc":"1.0","id":1,"method":"m"}"#,
-            Err(code::INVALID),
+            Err(code::INVALID_REQUEST),
         ),
-        (r#"{"id":1,"method":"m"}"#, Err(code::INVALID)),
-        (r#"{"jsonrpc":"2.0","id":1}"#, Err(code::INVALID)),
-        (r#"[]"#, Err(code::INVALID)),
-        (r#"7"#, Err(code::INVALID)),
-        (r#"{"jsonrpc":"2.0","#, Err(code::PARSE)),
+        (r#"{"id":1,"method":"m"}"#, Err(code::INVALID_REQUEST)),
+        (r#"{"jsonrpc":"2.0","id":1}"#, Err(code::INVALID_REQUEST)),
+        (r#"[]"#, Err(code::INVALID_REQUEST)),
+        (r#"7"#, Err(code::INVALID_REQUEST)),
+        (r#"{"jsonrpc":"2.0","#, Err(code::PARSE_ERROR)),
         (
             r#"{"jsonrpc":"2.0","id":1,"method":"m"} x"#,
-            Err(code::PARSE),
+            Err(code::PARSE_ERROR),
         ),
-        ("", Err(code::PARSE)),
+        ("", Err(code::PARSE_ERROR)),
     ];
     for (text, expected) in cases {
         let found = read(text)
@@ -85,7 +85,7 @@ fn a_message_is_a_question_a_notice_or_an_answer() {
 }
 
 #[test]
-fn what_is_exchanged_is_the_part_alone() {
+fn replacing_a_part_keeps_all_other_bytes() {
     let text = "{ \"z\": 123456789012345678901234567890.10, \"jsonrpc\" : \"2.0\",\n \"id\" : 7 , \"method\":\"tools/call\",\"params\":{\"b\":1,\"a\":{\"t\":\"\\u0041\"}} }";
     let message = read(text).unwrap();
     assert_eq!(message.id(), Some("7"));
@@ -106,15 +106,15 @@ fn what_is_exchanged_is_the_part_alone() {
 }
 
 #[test]
-fn a_line_has_one_end() {
+fn line_contains_one_line_end() {
     let text = "{\"jsonrpc\":\"2.0\",\r\n\"method\":\"a\\nb\"}";
     let line = line(text);
     assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
-    let again = Message::read_bytes(line).unwrap();
-    assert_eq!(again.method(), Some("a\nb"));
+    let parsed = RpcMessage::read_bytes(line).unwrap();
+    assert_eq!(parsed.method(), Some("a\nb"));
 }
 
-/// Any JSON, written with spaces where they may stand.
+/// Generates JSON values with optional whitespace.
 fn json() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("null".to_owned()),
@@ -149,27 +149,27 @@ proptest! {
         inner in json(),
         extra in json(),
     ) {
-        prop_assume!(id.len() <= LONGEST_ID);
+        prop_assume!(id.len() <= MAX_ID_BYTES);
         let text = format!(
             r#"{{"extra":{extra},"params":{{"x":{inner}}},"id":{id},"jsonrpc":"2.0","method":{}}}"#,
             quote(&method)
         );
-        let message = Message::read(text.clone()).unwrap();
+        let message = RpcMessage::read(text.clone()).unwrap();
         prop_assert_eq!(message.text(), text.as_str());
         prop_assert_eq!(message.method(), Some(method.as_str()));
         prop_assert_eq!(message.param(&["x"]), Some(inner.as_str()));
-        // There and back again, every byte as it was.
-        let there = Message::read(message.with_id("42")).unwrap();
-        let back = there.with_id(&id);
-        prop_assert_eq!(back.as_str(), text.as_str());
-        // As a line it differs in what stands between the tokens alone.
+        // Replacing the id and restoring it yields the same bytes.
+        let replaced = RpcMessage::read(message.with_id("42")).unwrap();
+        let restored = replaced.with_id(&id);
+        prop_assert_eq!(restored.as_str(), text.as_str());
+        // The line differs only in the whitespace between tokens.
         let line = String::from_utf8(line(&text)).unwrap();
         prop_assert_eq!(line, text.replace('\n', " ") + "\n");
     }
 
     #[test]
-    fn no_bytes_end_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        if let Ok(message) = Message::read_bytes(bytes.clone()) {
+    fn parser_survives_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(message) = RpcMessage::read_bytes(bytes.clone()) {
             prop_assert_eq!(message.text().as_bytes(), bytes.as_slice());
         }
     }

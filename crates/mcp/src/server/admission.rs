@@ -1,5 +1,5 @@
-//! Whether a request may come in at all: it means this listener, no web page sent it, and it has
-//! the token where one is required.
+//! Admission of requests: checks that the Host header names this listener, that no web page sent
+//! the request, and that the token is correct if one is required.
 
 use std::net::IpAddr;
 
@@ -11,40 +11,40 @@ use http::{Response, StatusCode};
 use sha2::{Digest, Sha256};
 
 use super::{ListenerRules, RequestSource, refuse_hook};
-use crate::answer::{self, Content};
+use crate::answer::{self, McpBody};
 
 /// Why a request is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotAdmitted {
+pub(super) enum AdmissionError {
     /// There is no Host header.
     #[error("The Host header is missing")]
     NoHost,
-    /// The Host header has another name than this machine's loopback.
+    /// The Host header does not name a loopback host.
     #[error("The Host header names another host")]
     ForeignHost,
-    /// The Origin header names a foreign web page.
+    /// A web page of another origin sent the request.
     #[error("The request comes from a web page")]
     WebPage,
-    /// The token is required.
+    /// The required token is missing or wrong.
     #[error("Unauthorized: the token of server.auth_token is missing or wrong")]
     Token,
 }
 
-impl NotAdmitted {
-    /// The answer; that of a hook is a refusal which every gateway understands.
-    pub(super) fn response(self, is_hook: bool) -> Response<Content> {
+impl AdmissionError {
+    /// The HTTP response. For a hook it is a refusal that every gateway understands.
+    pub(super) fn response(self, is_hook: bool) -> Response<McpBody> {
         let status = match self {
-            NotAdmitted::NoHost | NotAdmitted::ForeignHost | NotAdmitted::WebPage => {
+            AdmissionError::NoHost | AdmissionError::ForeignHost | AdmissionError::WebPage => {
                 StatusCode::FORBIDDEN
             }
-            NotAdmitted::Token => StatusCode::UNAUTHORIZED,
+            AdmissionError::Token => StatusCode::UNAUTHORIZED,
         };
         let why = self.to_string();
         let mut response = match is_hook {
             true => refuse_hook(status, &why),
-            false => answer::sentence(status, &why),
+            false => answer::error_response(status, &why),
         };
-        if self == NotAdmitted::Token {
+        if self == AdmissionError::Token {
             // Basic is not offered: a browser would ask its user for a password, keep it, and add
             // it to requests of other pages.
             let bearer = HeaderValue::from_static("Bearer");
@@ -54,15 +54,15 @@ impl NotAdmitted {
     }
 }
 
-/// Admits a request or says why not.
-pub(super) fn admit(source: &RequestSource, head: &Head) -> Result<(), NotAdmitted> {
+/// Admits or refuses a request.
+pub(super) fn admit(source: &RequestSource, head: &Head) -> Result<(), AdmissionError> {
     match source {
-        // The gate has made sure of the host.
+        // The gate has already checked the host.
         RequestSource::Sandbox(_) => {
             let own = "http://palisade.internal";
             let foreign = origin(&head.headers).is_some_and(|origin| origin != own);
             if foreign {
-                return Err(NotAdmitted::WebPage);
+                return Err(AdmissionError::WebPage);
             }
             Ok(())
         }
@@ -73,18 +73,18 @@ pub(super) fn admit(source: &RequestSource, head: &Head) -> Result<(), NotAdmitt
     }
 }
 
-fn check_sender(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), NotAdmitted> {
-    // A page that resolved its own name to this address says its own name.
+fn check_sender(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), AdmissionError> {
+    // After DNS rebinding the Host header holds the name of the web page.
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-    let host = host.ok_or(NotAdmitted::NoHost)?;
+    let host = host.ok_or(AdmissionError::NoHost)?;
     if rules.checks_host() && !is_loopback(host_name(host)) {
-        return Err(NotAdmitted::ForeignHost);
+        return Err(AdmissionError::ForeignHost);
     }
-    // A page that only wants something to happen says no Origin for a picture.
+    // Requests of a web page for images and the like have no Origin header.
     let site = headers.get("sec-fetch-site");
     let site = site.map(|site| site.to_str().unwrap_or("unreadable"));
     if !matches!(site, None | Some("same-origin" | "none")) {
-        return Err(NotAdmitted::WebPage);
+        return Err(AdmissionError::WebPage);
     }
     if let Some(origin) = origin(headers) {
         let from = origin
@@ -93,26 +93,26 @@ fn check_sender(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), NotAdm
         let is_own = from
             .is_some_and(|from| from.eq_ignore_ascii_case(host) || is_loopback(host_name(from)));
         if !is_own {
-            return Err(NotAdmitted::WebPage);
+            return Err(AdmissionError::WebPage);
         }
     }
     Ok(())
 }
 
-fn check_token(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), NotAdmitted> {
-    let Some(wanted) = rules.auth.token else {
+fn check_token(rules: &ListenerRules, headers: &HeaderMap) -> Result<(), AdmissionError> {
+    let Some(expected) = rules.auth.token else {
         return Ok(());
     };
     let given = headers.get(AUTHORIZATION).and_then(given_token);
     let given: Option<[u8; 32]> = given.map(|token| Sha256::digest(token).into());
-    match given == Some(wanted) {
+    match given == Some(expected) {
         true => Ok(()),
-        false => Err(NotAdmitted::Token),
+        false => Err(AdmissionError::Token),
     }
 }
 
-/// The token of an Authorization header: that of Bearer, or the password of Basic (RFC 7617),
-/// which is what a client that can set no header makes of `http://x:TOKEN@host`.
+/// The token of an Authorization header: the Bearer token, or the Basic password (RFC 7617), which
+/// clients that cannot set headers send for `http://x:TOKEN@host`.
 fn given_token(value: &HeaderValue) -> Option<Vec<u8>> {
     let (scheme, given) = value.to_str().ok()?.split_once(' ')?;
     let given = given.trim();

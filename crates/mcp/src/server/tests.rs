@@ -17,8 +17,8 @@ fn source(at: &str, token: bool) -> RequestSource {
     })
 }
 
-/// The status of a refusal, or 200.
-fn admitted(source: &RequestSource, headers: &[(&str, &str)]) -> u16 {
+/// The HTTP status of the refusal, or 200.
+fn admission_status(source: &RequestSource, headers: &[(&str, &str)]) -> u16 {
     let mut request = Request::post("/mcp");
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -33,9 +33,9 @@ fn admitted(source: &RequestSource, headers: &[(&str, &str)]) -> u16 {
 
 // Issue 14, number 1.
 #[test]
-fn a_listener_without_a_token_admits_loopback_hosts_only() {
+fn listener_without_token_admits_loopback_hosts_only() {
     let bearer = format!("Bearer {TOKEN}");
-    let shown = ("authorization", bearer.as_str());
+    let authorization = ("authorization", bearer.as_str());
     for at in [
         "127.0.0.1:8090",
         "[::1]:8090",
@@ -44,37 +44,49 @@ fn a_listener_without_a_token_admits_loopback_hosts_only() {
     ] {
         let open = source(at, false);
         for host in ["127.0.0.1:8090", "localhost", "[::1]:8090"] {
-            assert_eq!(admitted(&open, &[("host", host)]), 200, "{at} {host}");
+            assert_eq!(
+                admission_status(&open, &[("host", host)]),
+                200,
+                "{at} {host}"
+            );
         }
-        // A page whose name was made to resolve to this address is its own origin.
+        // After DNS rebinding the page's requests have its own name as Host and Origin.
         let host = ("host", "rebound.example:8090");
         let origin = ("origin", "http://rebound.example:8090");
-        assert_eq!(admitted(&open, &[host]), 403, "{at}");
-        assert_eq!(admitted(&open, &[host, origin, shown]), 403, "{at}");
+        assert_eq!(admission_status(&open, &[host]), 403, "{at}");
+        assert_eq!(
+            admission_status(&open, &[host, origin, authorization]),
+            403,
+            "{at}"
+        );
         let host = ("host", "127.0.0.1:8090");
-        assert_eq!(admitted(&open, &[host, origin]), 403, "{at}");
-        assert_eq!(admitted(&open, &[]), 403, "{at}");
+        assert_eq!(admission_status(&open, &[host, origin]), 403, "{at}");
+        assert_eq!(admission_status(&open, &[]), 403, "{at}");
     }
 }
 
 #[test]
-fn a_listener_with_a_token_admits_nobody_without_it() {
+fn listener_with_token_refuses_requests_without_it() {
     let bearer = format!("Bearer {TOKEN}");
-    let shown = ("authorization", bearer.as_str());
+    let authorization = ("authorization", bearer.as_str());
     let local = ("host", "127.0.0.1:8090");
     let named = ("host", "gate.example:8090");
     for at in ["127.0.0.1:8090", "0.0.0.0:8090"] {
         let guarded = source(at, true);
-        assert_eq!(admitted(&guarded, &[local]), 401, "{at}");
+        assert_eq!(admission_status(&guarded, &[local]), 401, "{at}");
         let wrong = ("authorization", "Bearer another");
-        assert_eq!(admitted(&guarded, &[local, wrong]), 401, "{at}");
-        assert_eq!(admitted(&guarded, &[local, shown]), 200, "{at}");
+        assert_eq!(admission_status(&guarded, &[local, wrong]), 401, "{at}");
+        assert_eq!(
+            admission_status(&guarded, &[local, authorization]),
+            200,
+            "{at}"
+        );
     }
     assert_eq!(
-        admitted(&source("0.0.0.0:8090", true), &[named, shown]),
+        admission_status(&source("0.0.0.0:8090", true), &[named, authorization]),
         200
     );
-    // Docker's gateway can set no header, and writes the token into the URL.
+    // Docker's MCP gateway cannot set headers; its URL holds the token.
     for (credentials, status) in [
         ("eDphLXRva2Vu", 200),     // x:a-token
         ("OmEtdG9rZW4=", 200),     // :a-token
@@ -87,11 +99,11 @@ fn a_listener_with_a_token_admits_nobody_without_it() {
     ] {
         let basic = format!("Basic {credentials}");
         let given = [named, ("authorization", basic.as_str())];
-        let found = admitted(&source("0.0.0.0:8090", true), &given);
+        let found = admission_status(&source("0.0.0.0:8090", true), &given);
         assert_eq!(found, status, "{credentials}");
     }
     assert_eq!(
-        admitted(&source("127.0.0.1:8090", true), &[named, shown]),
+        admission_status(&source("127.0.0.1:8090", true), &[named, authorization]),
         403
     );
 }

@@ -1,9 +1,9 @@
-//! One request of a client, from its registration to its answer.
+//! One request of a client in a session, from its registration to its answer.
 //!
 //! ```text
 //!   registered ──▶ decided ──▶ sent ──▶ answered
 //!        │            │ ▲        │
-//!        │       held ▼ │ answer │ cancelled, too long
+//!        │       held ▼ │ answer │ cancelled, timed out
 //!        └──────▶ refused, cancelled: the id is free again
 //! ```
 
@@ -12,30 +12,30 @@ use std::sync::Arc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Expected, Session, SessionError};
+use super::{PendingResponse, Session, SessionError};
 use crate::call_headers::CallHeaders;
 use crate::hold_terms::{HoldEnd, HoldFlag, HoldTerms};
-use crate::metrics::Status;
-use crate::process::{Call, Gone, SendError};
-use crate::relay::Permitted;
-use crate::rpc::{Message, code};
+use crate::metrics::CallStatus;
+use crate::process::{PendingCall, ProcessEnded, SendError};
+use crate::relay::PermittedCall;
+use crate::rpc::{RpcMessage, code};
 
 /// An open request. Dropping it frees its id and ends its event buffer.
 pub(super) struct ClientRequest {
     pub(super) session: Arc<Session>,
-    /// The server's answer will be here.
-    pub(super) call: Call,
-    pub(super) expected: Expected,
-    /// The client does not want the answer any more.
+    /// Receives the server's answer.
+    pub(super) call: PendingCall,
+    pub(super) response: PendingResponse,
+    /// Set when the client cancels the request.
     pub(super) cancelled: CancellationToken,
 }
 
 impl ClientRequest {
-    /// Decides about the request, sends it and has its answer delivered. `flag` is set while it
-    /// waits for an operator's answer. Where it is set, errors go to the event buffer.
+    /// Decides about the request, sends it, and starts a task that delivers the answer. `flag` is
+    /// set once the request waits for the operator; errors then go to the event buffer.
     pub(super) async fn send(
         self,
-        message: Message,
+        message: RpcMessage,
         headers: CallHeaders,
         flag: HoldFlag,
     ) -> Result<(), SessionError> {
@@ -54,8 +54,8 @@ impl ClientRequest {
         let permitted = match permitted.await {
             Ok(permitted) => permitted,
             Err(_) if flag.is_set() && session.is_over() => {
-                let text = Gone { code: None }.to_string();
-                self.finish(Message::failure(&id, code::GONE, &text, None));
+                let text = ProcessEnded { code: None }.to_string();
+                self.finish(RpcMessage::failure(&id, code::SERVER_ENDED, &text, None));
                 return Ok(());
             }
             Err(refusal) => {
@@ -72,11 +72,11 @@ impl ClientRequest {
             return Ok(());
         }
         if permitted.method == "resources/unsubscribe" && session.shared_process.is_some() {
-            // Others may still want the news.
+            // Other sessions may still be subscribed.
             let mut state = session.state();
             session.note_subscription(&mut state, &permitted);
             drop(state);
-            self.finish(Message::answer(&id, "{}"));
+            self.finish(RpcMessage::answer(&id, "{}"));
             return Ok(());
         }
         let own = self.call.id().to_string();
@@ -84,39 +84,39 @@ impl ClientRequest {
         let token = token.map(str::to_owned);
         let mut text = permitted.message.with_id(&own);
         if session.shared_process.is_some() && token.is_some() {
-            // Tokens of different clients may be alike.
-            if let Ok(message) = Message::read(text.clone()) {
+            // Different clients may use the same token.
+            if let Ok(message) = RpcMessage::read(text.clone()) {
                 text = message.with_param(&["_meta", "progressToken"], &own);
             }
         }
         if !self.note_sent(&permitted, token) {
-            self.note_unanswered(&permitted, Status::Cancelled);
+            self.note_unanswered(&permitted, CallStatus::Cancelled);
             return Ok(());
         }
         match session.process.send(&text).await {
             Ok(()) => {}
-            Err(SendError::Gone(gone)) => {
-                let answer = self.deliver(&permitted, Err(gone)).await;
+            Err(SendError::ProcessEnded(ended)) => {
+                let answer = self.deliver(&permitted, Err(ended)).await;
                 self.finish(answer);
                 return Ok(());
             }
             Err(error @ SendError::Write(_)) => {
-                self.note_unanswered(&permitted, Status::Error);
+                self.note_unanswered(&permitted, CallStatus::Error);
                 if flag.is_set() {
                     let text = error.to_string();
-                    self.finish(Message::failure(&id, code::INTERNAL, &text, None));
+                    self.finish(RpcMessage::failure(&id, code::INTERNAL_ERROR, &text, None));
                     return Ok(());
                 }
-                session.forget(self.expected.number);
+                session.forget(self.response.number);
                 return Err(error.into());
             }
         }
-        // A client that goes away has not cancelled anything: it may come back for the answer.
-        tokio::spawn(self.see_through(permitted));
+        // A client that disconnects does not cancel the request: it may resume the stream.
+        tokio::spawn(self.await_answer(permitted));
         Ok(())
     }
 
-    /// What ends a wait for an operator's answer.
+    /// Events that end a wait for the operator.
     fn ends(&self) -> [(HoldEnd, &CancellationToken); 3] {
         [
             (HoldEnd::Tool, self.session.served.stop()),
@@ -125,9 +125,9 @@ impl ClientRequest {
         ]
     }
 
-    /// Notes that the server is about to be sent the request. `false` where the client has
-    /// cancelled it before: a cancellation reaches the server from now on, and none did before.
-    fn note_sent(&self, permitted: &Permitted, token: Option<String>) -> bool {
+    /// Marks the request as sent. `false` if the client has already cancelled it; later
+    /// cancellations are forwarded to the server.
+    fn note_sent(&self, permitted: &PermittedCall, token: Option<String>) -> bool {
         let session = &self.session;
         let mut state = session.state();
         if self.cancelled.is_cancelled() {
@@ -141,20 +141,21 @@ impl ClientRequest {
         true
     }
 
-    async fn see_through(mut self, permitted: Permitted) {
+    /// Waits for the answer, a cancellation or the timeout, and finishes the request.
+    async fn await_answer(mut self, permitted: PermittedCall) {
         let limit = self.session.served.timeout();
         let answer = tokio::select! {
             answer = self.call.answer() => answer,
             () = self.cancelled.cancelled() => {
-                self.note_unanswered(&permitted, Status::Cancelled);
+                self.note_unanswered(&permitted, CallStatus::Cancelled);
                 return;
             }
             () = tokio::time::sleep(limit) => {
-                self.note_unanswered(&permitted, Status::Timeout);
-                self.session.give_up(self.call.id(), "the call took too long").await;
+                self.note_unanswered(&permitted, CallStatus::Timeout);
+                self.session.cancel_call(self.call.id(), "the call timed out").await;
                 let id = permitted.message.id().unwrap_or("null");
-                let text = format!("the call took longer than {} s", limit.as_secs());
-                self.finish(Message::failure(id, code::GONE, &text, None));
+                let text = format!("the call timed out after {} s", limit.as_secs());
+                self.finish(RpcMessage::failure(id, code::SERVER_ENDED, &text, None));
                 return;
             }
         };
@@ -165,7 +166,11 @@ impl ClientRequest {
         self.finish(text);
     }
 
-    async fn deliver(&self, permitted: &Permitted, answer: Result<Message, Gone>) -> String {
+    async fn deliver(
+        &self,
+        permitted: &PermittedCall,
+        answer: Result<RpcMessage, ProcessEnded>,
+    ) -> String {
         let Session {
             relay,
             served,
@@ -182,8 +187,8 @@ impl ClientRequest {
             .await
     }
 
-    /// Counts a call that ends without an answer of the server.
-    fn note_unanswered(&self, permitted: &Permitted, status: Status) {
+    /// Records a call that ends without an answer of the server.
+    fn note_unanswered(&self, permitted: &PermittedCall, status: CallStatus) {
         let session = &self.session;
         let (served, caller) = (&session.served, &session.caller);
         let relay = &session.relay;
@@ -197,7 +202,7 @@ impl ClientRequest {
         }
         // The client may use the id again as soon as it has the answer.
         self.release();
-        self.expected.event_buffer.finish(text);
+        self.response.event_buffer.finish(text);
     }
 
     fn release(&self) {
@@ -210,6 +215,6 @@ impl ClientRequest {
 impl Drop for ClientRequest {
     fn drop(&mut self) {
         self.release();
-        self.expected.event_buffer.close();
+        self.response.event_buffer.close();
     }
 }

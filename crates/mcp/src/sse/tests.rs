@@ -2,33 +2,33 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An event as a client understands it.
+/// An event as a client parses it.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Heard {
+struct ParsedEvent {
     id: Option<String>,
     name: Option<String>,
     retry: Option<u32>,
     data: Option<String>,
 }
 
-/// Reads a stream as the standard says a client does.
-fn hear(stream: &str) -> Vec<Heard> {
+/// Parses a stream as the standard requires of a client.
+fn parse(stream: &str) -> Vec<ParsedEvent> {
     let mut events = Vec::new();
-    let mut heard = Heard::default();
+    let mut event = ParsedEvent::default();
     let stream = stream.replace("\r\n", "\n").replace('\r', "\n");
     for line in stream.lines() {
         if line.is_empty() {
-            events.push(std::mem::take(&mut heard));
+            events.push(std::mem::take(&mut event));
             continue;
         }
         let (name, value) = line.split_once(':').unwrap_or((line, ""));
         let value = value.strip_prefix(' ').unwrap_or(value);
         match name {
-            "id" => heard.id = Some(value.to_owned()),
-            "event" => heard.name = Some(value.to_owned()),
-            "retry" => heard.retry = value.parse().ok(),
+            "id" => event.id = Some(value.to_owned()),
+            "event" => event.name = Some(value.to_owned()),
+            "retry" => event.retry = value.parse().ok(),
             "data" => {
-                let data = heard.data.get_or_insert_default();
+                let data = event.data.get_or_insert_default();
                 if !data.is_empty() {
                     data.push('\n');
                 }
@@ -52,29 +52,29 @@ proptest! {
         data in "\\PC[^\\r\\n]{0,40}(\n[^\\r\\n]{1,40}){0,4}",
     ) {
         let event = Event { id: id.as_deref(), name: name.as_deref(), retry, data: Some(&data) };
-        let written = format!("{BREATH}{}{}", event.write(), event.write());
-        let heard = hear(&written);
-        let expected = Heard { id, name, retry, data: Some(data) };
-        // The breath is an event that says nothing.
-        prop_assert_eq!(&heard[0], &Heard::default());
-        prop_assert_eq!(&heard[1], &expected);
-        prop_assert_eq!(&heard[2], &expected);
+        let written = format!("{KEEPALIVE}{}{}", event.write(), event.write());
+        let parsed = parse(&written);
+        let expected = ParsedEvent { id, name, retry, data: Some(data) };
+        // The keepalive comment is parsed as an empty event.
+        prop_assert_eq!(&parsed[0], &ParsedEvent::default());
+        prop_assert_eq!(&parsed[1], &expected);
+        prop_assert_eq!(&parsed[2], &expected);
     }
 }
 
 #[test]
-fn what_looks_like_a_field_stays_data() {
-    let sly = "one\nevent: endpoint\ndata: two\r\rid: 9\r\nthree";
+fn data_lines_that_look_like_fields_stay_data() {
+    let data = "one\nevent: endpoint\ndata: two\r\rid: 9\r\nthree";
     let event = Event {
-        data: Some(sly),
+        data: Some(data),
         ..Event::default()
     };
-    let heard = hear(&event.write());
-    assert_eq!(heard.len(), 1);
-    assert_eq!(heard[0].id, None);
-    assert_eq!(heard[0].name, None);
+    let parsed = parse(&event.write());
+    assert_eq!(parsed.len(), 1);
+    assert_eq!(parsed[0].id, None);
+    assert_eq!(parsed[0].name, None);
     assert_eq!(
-        heard[0].data.as_deref(),
+        parsed[0].data.as_deref(),
         Some("one\nevent: endpoint\ndata: two\n\nid: 9\nthree")
     );
 }

@@ -1,4 +1,5 @@
-//! A bridge and hooks in front of the tool server, governed by policies that ask.
+//! Fixture: a bridge and hooks in front of the fake tool server, with policies that ask the
+//! operator.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use mcp::answer::Content;
+use mcp::answer::McpBody;
 use mcp::bridge::Bridge;
 use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
@@ -18,7 +19,7 @@ use mcp::governance::Governance;
 use mcp::interceptor::Interceptor;
 use mcp::metrics::Metrics;
 use mcp::relay::{GatewayHookProbe, Relay};
-use mcp::room::Room;
+use mcp::request_body::LargeBodyLimit;
 use mcp::server::{
     self, AuthConfig, Endpoints, ListenerRules, McpServer, MetricsPath, RequestSource,
 };
@@ -31,17 +32,18 @@ use tokio_util::sync::CancellationToken;
 use crate::operator::Operator;
 use crate::tool::{FakeLauncher, FakeTool};
 
-/// Nothing in here waits that long unless something is wrong.
-const LONG: Duration = Duration::from_secs(30);
+/// Timeout of every wait in these tests.
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What comes within a reasonable time.
-pub(crate) async fn soon<T>(work: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, work).await.unwrap()
+/// Waits for `work`, at most [`TEST_TIMEOUT`].
+pub(crate) async fn within_timeout<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TEST_TIMEOUT, work).await.unwrap()
 }
 
-/// Asks about calls with `arguments.ask`, about the resource `ask:me`, about results of calls with `arguments.result`, and
-/// refuses what says `refuse`, also in answers of the client.
-pub(crate) const ASKING: &str = r#"
+/// Policy that asks the operator about calls with `arguments.ask`, about the resource `ask:me` and
+/// about results of calls with `arguments.result`. It refuses messages that contain `refuse`, also
+/// answers of the client.
+pub(crate) const ASKING_POLICY: &str = r#"
 package mcp.authz
 
 default decision := {"action": "allow"}
@@ -59,8 +61,8 @@ decision := {"action": "block", "reason": "Never."} if {
 	input.result.ask == true
 }"#;
 
-/// Asks about questions of calls with `arguments.question`.
-pub(crate) const ASKING_ABOUT_QUESTIONS: &str = r#"
+/// Policy that asks the operator about the server's questions of calls with `arguments.question`.
+pub(crate) const QUESTION_POLICY: &str = r#"
 package mcp.elicitation
 
 default decision := {"action": "allow"}
@@ -68,12 +70,12 @@ default decision := {"action": "allow"}
 decision := {"action": "ask", "reason": "Shall it be asked?"} if input.params.ask == true
 "#;
 
-/// Keeps what is recorded.
+/// Audit sink that keeps all events in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Records(Mutex<Vec<AuditEvent>>);
 
 impl Records {
-    /// The records of that moment, without those of bundles that only log.
+    /// The events of a stage.
     pub(crate) fn of(&self, stage: &str) -> Vec<AuditEvent> {
         let all = self.0.lock().unwrap();
         let found = all
@@ -90,7 +92,7 @@ impl AuditSink for Records {
         Ok(())
     }
 
-    async fn keep(&self, event: Box<AuditEvent>) {
+    async fn record_durably(&self, event: Box<AuditEvent>) {
         self.record(event).await;
     }
 
@@ -99,7 +101,7 @@ impl AuditSink for Records {
     }
 }
 
-/// Settings with the tool server as `t` and these policies, and their rules.
+/// Settings with the fake tool server as `t` and these policies, and their snapshot.
 fn load(calls: &str, more: &Value) -> (Settings, PolicySnapshot) {
     let dir = tempfile::tempdir().unwrap();
     let bundle = |name: &str, text: &str, entrypoint: &str| {
@@ -110,7 +112,7 @@ fn load(calls: &str, more: &Value) -> (Settings, PolicySnapshot) {
     };
     let bundles = json!([
         bundle("calls", calls, "mcp/authz"),
-        bundle("questions", ASKING_ABOUT_QUESTIONS, "mcp/elicitation"),
+        bundle("questions", QUESTION_POLICY, "mcp/elicitation"),
     ]);
     let mut tool = json!({"name": "t", "command": ["x"]});
     let fields = tool.as_object_mut().unwrap();
@@ -141,20 +143,20 @@ impl Fixture {
         Self::with(&json!({}))
     }
 
-    /// The tool has these further settings.
+    /// A fixture whose tool has these further settings.
     pub(crate) fn with(more: &Value) -> Self {
         let operator = Operator::new();
         let questions = Questions::attended(Arc::clone(&operator) as _);
         Self::open(more, operator, questions)
     }
 
-    /// There is no operator.
+    /// A fixture without an operator.
     pub(crate) fn unattended() -> Self {
         Self::open(&json!({}), Operator::new(), Questions::default())
     }
 
     fn open(more: &Value, operator: Arc<Operator>, questions: Questions) -> Self {
-        let (settings, snapshot) = load(ASKING, more);
+        let (settings, snapshot) = load(ASKING_POLICY, more);
         let (tool, records) = (FakeTool::new(), Arc::new(Records::default()));
         let metrics = Metrics::default();
         let contexts = Contexts::new(&metrics);
@@ -163,7 +165,7 @@ impl Fixture {
         let governance = Governance::new(Arc::clone(&policy), audit, metrics, contexts, questions);
         let relay = Relay {
             governance: governance.clone(),
-            stamps: GatewayHookProbe(Arc::new(|| false)),
+            gateway_hooks: GatewayHookProbe(Arc::new(|| false)),
         };
         let launcher = Arc::new(FakeLauncher(Arc::clone(&tool)));
         let launchers = Launchers {
@@ -177,8 +179,8 @@ impl Fixture {
         let mcp_server = Arc::new(McpServer {
             bridge,
             hooks: Arc::new(Interceptor::new(governance, stop.clone())),
-            room: Room::default(),
-            numbers: Arc::new(String::new),
+            large_bodies: LargeBodyLimit::default(),
+            render_metrics: Arc::new(String::new),
             metrics_path: MetricsPath::default(),
             health: Arc::new(|| (true, json!({}))),
         });
@@ -192,14 +194,14 @@ impl Fixture {
         }
     }
 
-    /// Puts other policies about calls in force, as a reload does.
+    /// Replaces the policy for calls, as a reload does.
     pub(crate) fn reload(&self, calls: &str) {
         let (_, snapshot) = load(calls, &json!({}));
         self.policy.replace(Arc::new(snapshot));
     }
 
-    /// Sends a request; returns when the head of the answer is there.
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<Content> {
+    /// Sends a request; returns when the response head has arrived.
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<McpBody> {
         let source = RequestSource::Network(ListenerRules {
             at: "127.0.0.1:8090".parse().unwrap(),
             endpoints: Endpoints {
@@ -217,17 +219,17 @@ impl Fixture {
         path: &str,
         headers: &[(&str, &str)],
         body: &Value,
-    ) -> Response<Content> {
+    ) -> Response<McpBody> {
         let mut request = Request::post(path).header("host", "127.0.0.1:8090");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let body = Full::new(Bytes::from(body.to_string()));
-        soon(self.send(request.body(body).unwrap())).await
+        within_timeout(self.send(request.body(body).unwrap())).await
     }
 }
 
-/// What an answer said: its status, and its only JSON text or all its events.
+/// A whole response: its status, and its JSON message or the messages of all events.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -249,10 +251,10 @@ impl Answer {
     }
 }
 
-/// Reads an answer to its end.
-pub(crate) async fn read(response: Response<Content>) -> Answer {
+/// Reads a response to its end.
+pub(crate) async fn read(response: Response<McpBody>) -> Answer {
     let (head, body) = response.into_parts();
-    let body = soon(body.collect()).await.unwrap().to_bytes();
+    let body = within_timeout(body.collect()).await.unwrap().to_bytes();
     let text = String::from_utf8(body.to_vec()).unwrap();
     let kind = head.headers.get("content-type");
     let messages = match kind.map(|kind| kind.to_str().unwrap()) {
@@ -272,22 +274,25 @@ pub(crate) async fn read(response: Response<Content>) -> Answer {
     }
 }
 
-/// Whether an answer streams.
-pub(crate) fn is_stream(response: &Response<Content>) -> bool {
+/// Whether a response is an event stream.
+pub(crate) fn is_stream(response: &Response<McpBody>) -> bool {
     let kind = response.headers().get("content-type");
     kind.is_some_and(|kind| kind == "text/event-stream")
 }
 
-/// Reads a stream until an event contains `wanted`; that event's message.
-pub(crate) async fn read_until(response: &mut Response<Content>, wanted: &str) -> Value {
-    // A silent stream breathes for ever.
+/// Reads a stream until an event contains `wanted`, and returns the message of that event.
+pub(crate) async fn read_until(response: &mut Response<McpBody>, wanted: &str) -> Value {
+    // Bounded, because an idle stream sends keepalive comments without end.
     for _ in 0..100 {
-        let frame = soon(response.body_mut().frame()).await.unwrap().unwrap();
+        let frame = within_timeout(response.body_mut().frame())
+            .await
+            .unwrap()
+            .unwrap();
         let text = String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap();
         let mut data = text.lines().filter_map(|line| line.strip_prefix("data:"));
         if let Some(data) = data.find(|data| data.contains(wanted)) {
             return serde_json::from_str(data).unwrap();
         }
     }
-    panic!("the stream does not say {wanted}");
+    panic!("the stream has no event with {wanted}");
 }

@@ -1,9 +1,9 @@
-//! The hooks of a gateway, in both dialects.
+//! Held hooks of an MCP gateway, in both hook formats.
 
 use std::time::Duration;
 
 use mcp::interceptor::MAX_HOOK_HOLD;
-use policy::answer::Answer;
+use policy::answer::ApprovalAnswer;
 use policy::reason::Reason;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::fixture::{Fixture, read};
 use crate::operator::YES;
 
-/// A before hook in the seed's dialect.
+/// A before hook in the versioned envelope format.
 fn seed(id: &str, params: &Value) -> Value {
     json!({
         "version": "1.0", "type": "before", "request_id": id, "method": "tools/call",
@@ -23,7 +23,7 @@ fn params() -> Value {
     json!({"name": "echo", "arguments": {"ask": true}})
 }
 
-/// A before hook in the dialect of Docker's gateway.
+/// A before hook in the format of Docker's MCP gateway.
 fn docker() -> Value {
     json!({"method": "tools/call", "params": params()})
 }
@@ -32,7 +32,7 @@ fn docker() -> Value {
 async fn passes(fixture: &Fixture, hook: &Value) -> bool {
     let answer = read(fixture.post("/intercept/before", &[], hook).await).await;
     match answer.messages.first() {
-        // A pass has no bytes in Docker's dialect.
+        // In Docker's format a pass has an empty body.
         None => true,
         Some(answer) => answer["action"] == "pass",
     }
@@ -41,7 +41,7 @@ async fn passes(fixture: &Fixture, hook: &Value) -> bool {
 #[tokio::test(start_paused = true)]
 async fn held_hook_passes_after_yes_and_blocks_after_no() {
     for hook in [seed("r", &params()), docker()] {
-        for (answer, expected) in [(YES, true), (Answer::Deny, false)] {
+        for (answer, expected) in [(YES, true), (ApprovalAnswer::Deny, false)] {
             let fixture = Fixture::new();
             let (passed, ()) =
                 tokio::join!(passes(&fixture, &hook), fixture.operator.answer(answer));
@@ -59,8 +59,8 @@ async fn hook_without_an_answer_blocks_after_the_limit() {
         let reload = async {
             fixture.operator.wait_open(1).await;
             tokio::time::sleep(MAX_HOOK_HOLD / 2).await;
-            // A new question after a reload has no time of its own.
-            fixture.reload(crate::fixture::ASKING);
+            // The new question after a reload does not extend the limit.
+            fixture.reload(crate::fixture::ASKING_POLICY);
         };
         let (passed, ()) = tokio::join!(passes(&fixture, &hook), reload);
         assert!(!passed);
@@ -87,7 +87,7 @@ async fn hook_without_operator_blocks_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_of_the_gate_ends_a_held_hook() {
+async fn gate_stop_ends_a_held_hook() {
     let fixture = Fixture::new();
     let stop = async {
         fixture.operator.wait_open(1).await;
@@ -105,7 +105,7 @@ async fn gateway_that_hangs_up_ends_a_held_hook() {
     let fixture = Fixture::new();
     let hook = seed("r", &params());
     tokio::select! {
-        _ = passes(&fixture, &hook) => panic!("it was answered"),
+        _ = passes(&fixture, &hook) => panic!("the hook was answered"),
         () = fixture.operator.wait_open(1) => {}
     }
     fixture.operator.wait_open(0).await;

@@ -1,11 +1,11 @@
-//! Messages that wait for an operator's answer, in every way in which they come. The operator is
-//! a test's; the tool is a task of this process, so that it is certain what it received.
+//! Messages held for the operator, over all transports. The operator and the tool server are fakes
+//! in this process, so that tests see every message.
 
 #![expect(
     clippy::indexing_slicing,
     clippy::panic,
     clippy::unwrap_used,
-    reason = "a test that cannot go on should stop"
+    reason = "a test fails by panicking"
 )]
 
 mod fixture;

@@ -1,9 +1,9 @@
-//! Calls in 2026-07-28, where every POST stands for itself.
+//! Held calls in revision 2026-07-28, which has no sessions.
 
 use config::Settings;
 use http::{Response, StatusCode};
-use mcp::answer::Content;
-use policy::answer::Answer;
+use mcp::answer::McpBody;
+use policy::answer::ApprovalAnswer;
 use policy::reason::Reason;
 use serde_json::{Value, json};
 
@@ -12,14 +12,14 @@ use crate::operator::YES;
 
 const REVISION: &str = "2026-07-28";
 
-/// Posts a request as `agent`. `name` is the tool that a call is of.
+/// Posts a request as `agent`. `name` is the called tool.
 async fn request(
     fixture: &Fixture,
     agent: &str,
     method: &str,
     name: &str,
     mut params: Value,
-) -> Response<Content> {
+) -> Response<McpBody> {
     params["_meta"] = json!({
         "io.modelcontextprotocol/protocolVersion": REVISION,
         "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}},
@@ -42,15 +42,15 @@ async fn post(
     name: &str,
     arguments: Value,
     more: Value,
-) -> Response<Content> {
+) -> Response<McpBody> {
     let mut params = json!({"name": name, "arguments": arguments});
     let fields = params.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
     request(fixture, agent, "tools/call", name, params).await
 }
 
-/// Makes a call that is held; its stream.
-async fn call_held(fixture: &Fixture) -> Response<Content> {
+/// Makes a call that is held, and returns its response stream.
+async fn call_held(fixture: &Fixture) -> Response<McpBody> {
     let held = post(fixture, "a", "echo", json!({"ask": true}), json!({})).await;
     assert!(is_stream(&held));
     fixture.operator.wait_open(1).await;
@@ -67,7 +67,7 @@ async fn held_call_passes_after_yes_and_is_refused_after_no() {
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(answer.last()["result"]["resultType"], "complete");
     let held = call_held(&fixture).await;
-    fixture.operator.answer(Answer::Deny).await;
+    fixture.operator.answer(ApprovalAnswer::Deny).await;
     assert_eq!(read(held).await.reason(), "ask_denied");
     assert_eq!(fixture.tool.calls(), ["echo"]);
     assert_eq!(fixture.records.of("before").len(), 2);
@@ -84,19 +84,19 @@ async fn call_without_operator_is_refused_at_once() {
 #[tokio::test(start_paused = true)]
 async fn client_that_hangs_up_ends_a_hold() {
     let fixture = Fixture::new();
-    // Of the call, and of its result.
+    // The call is held, or its result.
     for (arguments, stage) in [
         (json!({"ask": true}), "before"),
         (json!({"result": true}), "after"),
     ] {
-        // With a stream, and before there is one.
+        // The client hangs up during the stream, or before the response head.
         let held = post(&fixture, "a", "echo", arguments.clone(), json!({})).await;
         assert!(is_stream(&held));
         fixture.operator.wait_open(1).await;
         drop(held);
         fixture.operator.wait_open(0).await;
         tokio::select! {
-            _ = post(&fixture, "a", "echo", arguments, json!({})) => panic!("it was answered"),
+            _ = post(&fixture, "a", "echo", arguments, json!({})) => panic!("the call was answered"),
             () = fixture.operator.wait_open(1) => {}
         }
         fixture.operator.wait_open(0).await;
@@ -106,7 +106,7 @@ async fn client_that_hangs_up_ends_a_hold() {
             .filter(|record| record.reason == Some(Reason::ClientLeft));
         assert_eq!(withdrawn.count(), 2, "{records:?}");
     }
-    // Only those whose result was held were made.
+    // Only the calls whose result was held have reached the tool.
     assert_eq!(fixture.tool.calls().len(), 2);
 }
 
@@ -122,7 +122,7 @@ async fn removed_tool_ends_a_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn held_calls_and_results_occupy_no_process() {
-    // A shared server has one process: a lease that is not given back would stall the next call.
+    // A shared server has one process: an unreturned lease would block the next call.
     let fixture = Fixture::with(&json!({"shared": true}));
     let held = call_held(&fixture).await;
     let other = read(post(&fixture, "a", "second", json!({}), json!({})).await).await;
@@ -160,22 +160,22 @@ async fn held_subscription_occupies_no_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_question_does_not_stall_what_the_server_says() {
+async fn held_question_does_not_stall_server_notifications() {
     let fixture = Fixture::new();
-    // More than waits unread for a call.
+    // More messages than the queue of a call holds.
     let arguments = json!({"question": true, "more": 1000});
     let mut stream = post(&fixture, "a", "elicit", arguments, json!({})).await;
     fixture.operator.wait_open(1).await;
     for _ in 0..999 {
-        read_until(&mut stream, "notifications/said").await;
+        read_until(&mut stream, "notifications/test").await;
     }
     fixture.operator.answer(YES).await;
-    let asked = read_until(&mut stream, "input_required").await;
-    assert_eq!(asked["result"]["resultType"], "input_required");
+    let result = read_until(&mut stream, "input_required").await;
+    assert_eq!(result["result"]["resultType"], "input_required");
 }
 
-/// Makes a call whose server asks the client something, and has the operator approve the call.
-/// The state under which it waits.
+/// Makes a call whose server asks the client a question, and has the operator approve the call.
+/// Returns the `requestState` of the held call.
 async fn call_until_input(fixture: &Fixture, arguments: &Value) -> Value {
     let begun = async {
         let begun = post(fixture, "a", "elicit", arguments.clone(), json!({})).await;
@@ -187,16 +187,16 @@ async fn call_until_input(fixture: &Fixture, arguments: &Value) -> Value {
     result["requestState"].clone()
 }
 
-fn given(state: &Value, action: &str) -> Value {
+fn with_responses(state: &Value, action: &str) -> Value {
     json!({"requestState": state, "inputResponses": {"input-1": {"action": action}}})
 }
 
 #[tokio::test(start_paused = true)]
-async fn continuation_of_an_approved_call_asks_nothing_again() {
+async fn continuation_of_an_approved_call_needs_no_new_approval() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
     let state = call_until_input(&fixture, &arguments).await;
-    let more = given(&state, "accept");
+    let more = with_responses(&state, "accept");
     let done = read(post(&fixture, "a", "elicit", arguments, more).await).await;
     assert_eq!(done.last()["result"]["resultType"], "complete", "{done:?}");
     assert_eq!(fixture.operator.count(), 1);
@@ -209,7 +209,7 @@ async fn continuation_that_a_policy_refuses_is_refused() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
     let state = call_until_input(&fixture, &arguments).await;
-    let mut more = given(&state, "accept");
+    let mut more = with_responses(&state, "accept");
     more["inputResponses"]["input-1"]["content"] = json!({"text": "refuse"});
     let refused = read(post(&fixture, "a", "elicit", arguments, more).await).await;
     assert_eq!(refused.reason(), "rego_denied");
@@ -217,19 +217,19 @@ async fn continuation_that_a_policy_refuses_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn approval_is_no_other_callers_or_calls() {
+async fn approval_does_not_apply_to_other_callers_or_calls() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
     let state = call_until_input(&fixture, &arguments).await;
-    let more = given(&state, "accept");
+    let more = with_responses(&state, "accept");
     for (agent, name) in [("b", "elicit"), ("a", "other")] {
-        let asked = fixture.operator.count();
+        let earlier = fixture.operator.count();
         let other = async {
             let other = post(&fixture, agent, name, arguments.clone(), more.clone()).await;
             read(other).await
         };
         let (answer, ()) = tokio::join!(other, fixture.operator.answer(YES));
-        assert_eq!(fixture.operator.count(), asked + 1);
+        assert_eq!(fixture.operator.count(), earlier + 1);
         let error = &answer.last()["error"]["message"];
         assert_eq!(error, "Invalid or expired requestState", "{answer:?}");
     }
@@ -243,12 +243,12 @@ async fn held_question_is_gathered_when_it_is_approved() {
     let fixture = Fixture::new();
     let arguments = json!({"question": true});
     let state = call_until_input(&fixture, &arguments).await;
-    let more = given(&state, "accept");
+    let more = with_responses(&state, "accept");
     let done = read(post(&fixture, "a", "elicit", arguments.clone(), more).await).await;
     assert_eq!(done.last()["result"]["resultType"], "complete");
-    // Refused, the server is told so, and the client is not asked.
+    // A refused question returns an error to the server, and the client does not receive it.
     let refused = async { read(post(&fixture, "a", "elicit", arguments, json!({})).await).await };
-    let (refused, ()) = tokio::join!(refused, fixture.operator.answer(Answer::Deny));
+    let (refused, ()) = tokio::join!(refused, fixture.operator.answer(ApprovalAnswer::Deny));
     let text = refused.last()["result"].to_string();
     assert!(text.contains("ask_denied"), "{refused:?}");
     assert_eq!(fixture.records.of("elicitation").len(), 2);
@@ -288,21 +288,21 @@ async fn hook(fixture: &Fixture, name: &str, arguments: &Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_approved_at_its_hook_is_asked_once() {
+async fn call_approved_at_its_hook_needs_no_second_approval() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
     hook(&fixture, "echo", &arguments).await;
     let done = read(post(&fixture, "a", "echo", arguments, json!({})).await).await;
     assert_eq!(done.last()["result"]["content"][0]["text"], "done echo");
     assert_eq!(fixture.operator.count(), 1);
-    // The approval counted for that call, and for no second one.
+    // The approval was valid for one call only.
     let held = call_held(&fixture).await;
     assert_eq!(fixture.operator.count(), 2);
     drop(held);
 }
 
 #[tokio::test(start_paused = true)]
-async fn call_that_differs_from_its_hook_is_asked_again() {
+async fn call_that_differs_from_its_hook_needs_new_approval() {
     for (agent, arguments) in [
         ("a", json!({"ask": true, "path": "/"})),
         ("b", json!({"ask": true})),
@@ -317,13 +317,13 @@ async fn call_that_differs_from_its_hook_is_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn continuation_of_a_call_approved_at_its_hook_asks_nothing() {
+async fn continuation_of_a_hook_approved_call_needs_no_approval() {
     let fixture = Fixture::new();
     let arguments = json!({"ask": true});
     hook(&fixture, "elicit", &arguments).await;
     let begun = post(&fixture, "a", "elicit", arguments.clone(), json!({})).await;
     let state = read(begun).await.last()["result"]["requestState"].clone();
-    let more = given(&state, "accept");
+    let more = with_responses(&state, "accept");
     let done = read(post(&fixture, "a", "elicit", arguments, more).await).await;
     assert_eq!(done.last()["result"]["resultType"], "complete", "{done:?}");
     assert_eq!(fixture.operator.count(), 1);

@@ -1,21 +1,21 @@
-//! Calls in the revisions with sessions.
+//! Held calls in the protocol revisions with sessions.
 
 use std::time::Duration;
 
 use config::Settings;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use mcp::answer::Content;
-use policy::answer::Answer;
+use mcp::answer::McpBody;
+use policy::answer::ApprovalAnswer;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::fixture::{Fixture, is_stream, read, read_until, soon};
+use crate::fixture::{Fixture, is_stream, read, read_until, within_timeout};
 use crate::operator::YES;
 
-/// The client of one session.
+/// A test client with one session.
 struct Client<'a> {
     fixture: &'a Fixture,
     session: String,
@@ -39,20 +39,20 @@ impl<'a> Client<'a> {
         Self { fixture, session }
     }
 
-    async fn post(&self, body: &Value) -> Response<Content> {
+    async fn post(&self, body: &Value) -> Response<McpBody> {
         let headers = [("mcp-session-id", self.session.as_str())];
         self.fixture.post("/mcp/t", &headers, body).await
     }
 
     /// Calls the tool `name`.
-    async fn call(&self, id: u64, name: &str, arguments: Value) -> Response<Content> {
+    async fn call(&self, id: u64, name: &str, arguments: Value) -> Response<McpBody> {
         self.post(&call(id, name, arguments)).await
     }
 
-    /// Makes a call that is held; its stream.
-    async fn call_held(&self, id: u64) -> Response<Content> {
+    /// Makes a call that is held, and returns its response stream.
+    async fn call_held(&self, id: u64) -> Response<McpBody> {
         let held = self.call(id, "echo", json!({"ask": true})).await;
-        assert!(is_stream(&held), "the client has the head of its answer");
+        assert!(is_stream(&held), "the client receives the response head");
         self.fixture.operator.wait_open(1).await;
         held
     }
@@ -102,26 +102,26 @@ async fn held_call_passes_after_yes() {
     assert_eq!(fixture.operator.count(), 1);
     let records = fixture.records.of("before");
     assert_eq!(records.len(), 1, "{records:?}");
-    assert_eq!(records[0].verdict, Some(Word::Allow));
+    assert_eq!(records[0].verdict, Some(VerdictKind::Allow));
     assert_eq!(records[0].bundle.as_deref(), Some("calls"));
     assert!(records[0].ms.get("hold").is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn held_call_is_refused_after_no_or_timeout() {
-    for (said, reason) in [
-        (Answer::Deny, Reason::AskDenied),
-        (Answer::TimedOut, Reason::AskTimeout),
+    for (operator_answer, reason) in [
+        (ApprovalAnswer::Deny, Reason::AskDenied),
+        (ApprovalAnswer::TimedOut, Reason::AskTimeout),
     ] {
         let fixture = Fixture::new();
         let client = Client::open(&fixture).await;
         let held = client.call_held(1).await;
-        fixture.operator.answer(said).await;
+        fixture.operator.answer(operator_answer).await;
         assert_eq!(read(held).await.reason(), reason.code());
         assert!(fixture.tool.calls().is_empty());
         let records = fixture.records.of("before");
         assert_eq!(records.len(), 1, "{records:?}");
-        assert_eq!(records[0].verdict, Some(Word::Deny));
+        assert_eq!(records[0].verdict, Some(VerdictKind::Deny));
         assert_eq!(records[0].reason, Some(reason));
         // The id is free again.
         let next = read(client.call(1, "echo", json!({})).await).await;
@@ -148,7 +148,7 @@ async fn cancelled_held_call_never_reaches_the_server() {
     let client = Client::open(&fixture).await;
     let held = client.call_held(1).await;
     client.cancel(1).await;
-    // The operator is not asked any more.
+    // The operator's question is withdrawn.
     fixture.operator.wait_open(0).await;
     assert!(read(held).await.messages.is_empty());
     let again = read(client.call(1, "again", json!({})).await).await;
@@ -172,7 +172,7 @@ async fn same_id_during_a_hold_is_refused() {
         assert_eq!(twice.status, StatusCode::BAD_REQUEST);
         assert_eq!(
             twice.last()["error"]["message"],
-            "a request with this id is open"
+            "another open request has this id"
         );
     }
     fixture.operator.answer(YES).await;
@@ -196,7 +196,7 @@ async fn end_of_session_tool_or_bridge_ends_a_hold() {
             "session" => client.delete().await,
             "process" => fixture.tool.crash(),
             "tool" => fixture.mcp_server.bridge.apply(&Settings::default()),
-            _ => soon(fixture.mcp_server.bridge.end(Instant::now())).await,
+            _ => within_timeout(fixture.mcp_server.bridge.end(Instant::now())).await,
         }
         fixture.operator.wait_open(0).await;
         let answer = read(held).await;
@@ -213,7 +213,7 @@ async fn end_of_session_tool_or_bridge_ends_a_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reload_during_a_hold_decides_anew() {
+async fn reload_during_a_hold_decides_again() {
     let allow = "package mcp.authz\nallow := true";
     let block = "package mcp.authz\nallow := false";
     for (policy, is_allowed) in [(allow, true), (block, false)] {
@@ -231,12 +231,15 @@ async fn reload_during_a_hold_decides_anew() {
         assert_eq!(fixture.operator.count(), 1);
         assert_eq!(fixture.records.of("before").len(), 1);
     }
-    // Under rules that ask as well, the operator is asked again.
+    // If the new policy also asks, the operator receives a new question.
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let held = client.call_held(1).await;
-    fixture.reload(crate::fixture::ASKING);
-    fixture.operator.wait(|asked| asked.count == 2).await;
+    fixture.reload(crate::fixture::ASKING_POLICY);
+    fixture
+        .operator
+        .wait(|questions| questions.count == 2)
+        .await;
     fixture.operator.answer(YES).await;
     let answer = read(held).await;
     assert_eq!(answer.last()["result"]["content"][0]["text"], "done echo");
@@ -247,9 +250,9 @@ async fn definition_changed_during_a_hold_refuses_the_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let prints = fixture.mcp_server.bridge.fingerprints();
-    prints.note("t", "echo", r#"{"name":"echo"}"#);
+    prints.record("t", "echo", r#"{"name":"echo"}"#);
     let held = client.call_held(1).await;
-    prints.note("t", "echo", r#"{"name":"echo","description":"other"}"#);
+    prints.record("t", "echo", r#"{"name":"echo","description":"other"}"#);
     fixture.operator.answer(YES).await;
     assert_eq!(read(held).await.reason(), "tool_changed");
     assert!(fixture.tool.calls().is_empty());
@@ -277,7 +280,7 @@ async fn held_result_is_refused_after_no_and_dropped_when_cancelled() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let held = client.call(1, "first", json!({"result": true})).await;
-    fixture.operator.answer(Answer::Deny).await;
+    fixture.operator.answer(ApprovalAnswer::Deny).await;
     assert_eq!(read(held).await.reason(), "ask_denied");
     let held = client.call(2, "second", json!({"result": true})).await;
     fixture.operator.wait_open(1).await;
@@ -302,7 +305,7 @@ async fn held_question_does_not_stall_another_call() {
     let second = read(client.call(2, "second", json!({})).await).await;
     assert_eq!(second.last()["result"]["content"][0]["text"], "done second");
     fixture.operator.answer(YES).await;
-    // The client hears the question on the stream of its call.
+    // The client receives the question on the stream of its call.
     let question = read_until(&mut asking, "elicitation/create").await;
     let answer = json!({"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept"}});
     assert_eq!(client.post(&answer).await.status(), StatusCode::ACCEPTED);
@@ -312,11 +315,11 @@ async fn held_question_does_not_stall_another_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_question_is_answered_to_the_server() {
+async fn refused_question_returns_an_error_to_the_server() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     let asking = client.call(1, "elicit", json!({"question": true})).await;
-    fixture.operator.answer(Answer::Deny).await;
+    fixture.operator.answer(ApprovalAnswer::Deny).await;
     let done = read(asking).await;
     assert!(
         done.last()["result"].to_string().contains("ask_denied"),
@@ -333,7 +336,7 @@ async fn question_withdrawn_by_the_server_ends_its_hold() {
     let other = read(client.call(2, "take_back", json!({})).await).await;
     assert_eq!(other.last()["result"]["content"], json!([]));
     fixture.operator.wait_open(0).await;
-    // It was never shown to the client, and the server has no answer to it.
+    // The client never received the question, and the server received no answer to it.
     let done = read(asking).await;
     assert_eq!(done.messages.len(), 1, "{done:?}");
     let is_answer = |message: &Value| message["method"].is_null();
@@ -345,7 +348,7 @@ async fn question_withdrawn_by_the_server_ends_its_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_takes_no_question_of_a_shared_server() {
+async fn held_call_receives_no_question_of_a_shared_server() {
     let fixture = Fixture::with(&json!({"shared": true}));
     let (waiting, asking) = (Client::open(&fixture).await, Client::open(&fixture).await);
     let held = waiting.call_held(1).await;
@@ -359,7 +362,7 @@ async fn held_call_takes_no_question_of_a_shared_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn returning_client_finds_the_answer_of_a_held_call() {
+async fn reconnecting_client_receives_the_answer_of_a_held_call() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     drop(client.call_held(1).await);
@@ -390,7 +393,7 @@ async fn batch_waits_for_its_held_call() {
             .tool
             .wait_received(|message| message["params"]["name"] == "second")
             .await;
-        // Longer than a call may take: the hold is none of the call's time.
+        // Longer than the call timeout: the hold does not count towards it.
         tokio::time::sleep(Duration::from_secs(5)).await;
         fixture.operator.answer(YES).await;
     };
@@ -404,7 +407,7 @@ async fn batch_waits_for_its_held_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_call_over_the_one_stream_is_accepted() {
+async fn held_call_over_http_sse_is_accepted() {
     let fixture = Fixture::new();
     let request = Request::get("/sse").header("host", "127.0.0.1:8090");
     let mut stream = fixture.send(request.body(Full::default()).unwrap()).await;
@@ -432,7 +435,7 @@ async fn request_dropped_while_it_is_written_frees_its_id() {
     let fixture = Fixture::new();
     let client = Client::open(&fixture).await;
     fixture.tool.stop_reading();
-    // More than the pipe takes: the write does not end.
+    // Larger than the pipe buffer: the write blocks.
     let large = call(1, "echo", json!({"text": "x".repeat(200_000)}));
     let writing = tokio::time::timeout(Duration::from_millis(100), client.post(&large));
     assert!(writing.await.is_err());

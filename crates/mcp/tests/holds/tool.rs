@@ -1,30 +1,30 @@
-//! A tool server in this process: what it receives is recorded, and it answers at once.
+//! Fake tool server in this process: it records all messages and answers at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use config::section::tools::BridgedServer;
-use mcp::caller::Caller;
-use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
+use mcp::caller::McpCaller;
+use mcp::launch::{LaunchError, LaunchedProgram, Launcher, ProgramExit, ProgramHandle};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::fixture::soon;
+use crate::fixture::within_timeout;
 
-/// How much a tool server takes before it reads.
-const PIPE: usize = 64 * 1024;
+/// Size of the pipe buffer of the fake server.
+const PIPE_BYTES: usize = 64 * 1024;
 
-/// What all processes of the server received, in order.
+/// The fake server, with the messages that all its processes received, in order.
 #[derive(Debug)]
 pub(crate) struct FakeTool {
     received: watch::Sender<Vec<Value>>,
     /// Ends every process.
     crash: CancellationToken,
-    /// No process reads any more.
-    deaf: CancellationToken,
+    /// Makes every process stop reading.
+    stop_reading: CancellationToken,
 }
 
 impl FakeTool {
@@ -32,7 +32,7 @@ impl FakeTool {
         Arc::new(Self {
             received: watch::Sender::new(Vec::new()),
             crash: CancellationToken::new(),
-            deaf: CancellationToken::new(),
+            stop_reading: CancellationToken::new(),
         })
     }
 
@@ -41,9 +41,9 @@ impl FakeTool {
         self.crash.cancel();
     }
 
-    /// Has no process read any more.
+    /// Makes every process stop reading.
     pub(crate) fn stop_reading(&self) {
-        self.deaf.cancel();
+        self.stop_reading.cancel();
     }
 
     /// The names of the tools that were called, in order.
@@ -57,16 +57,16 @@ impl FakeTool {
             .collect()
     }
 
-    /// Whether `condition` holds for a message that it received.
+    /// Whether `condition` holds for a received message.
     pub(crate) fn any(&self, condition: impl Fn(&Value) -> bool) -> bool {
         self.received.borrow().iter().any(condition)
     }
 
-    /// Waits until `condition` holds for a message that it received.
+    /// Waits until `condition` holds for a received message.
     pub(crate) async fn wait_received(&self, condition: impl Fn(&Value) -> bool) {
         let mut changes = self.received.subscribe();
         let found = changes.wait_for(|received| received.iter().any(&condition));
-        soon(found).await.unwrap();
+        within_timeout(found).await.unwrap();
     }
 
     async fn serve(&self, input: DuplexStream, mut output: DuplexStream) {
@@ -76,7 +76,7 @@ impl FakeTool {
         loop {
             let line = tokio::select! {
                 line = lines.next_line() => line,
-                () = self.deaf.cancelled() => std::future::pending().await,
+                () = self.stop_reading.cancelled() => std::future::pending().await,
             };
             let Ok(Some(line)) = line else { return };
             let message: Value = serde_json::from_str(&line).unwrap();
@@ -120,12 +120,13 @@ fn reply(message: &Value, asking: &mut HashMap<String, Value>) -> Vec<Value> {
             let question = format!("q-{id}");
             let mut params = json!({"message": "who?", "requestedSchema": {"type": "object"}});
             params["ask"] = arguments["question"].clone();
-            let asked = json!({"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": params});
+            let request = json!({"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": params});
             asking.insert(question.clone(), id.clone());
-            let said = json!({"jsonrpc": "2.0", "method": "notifications/said", "params": {}});
+            let notification =
+                json!({"jsonrpc": "2.0", "method": "notifications/test", "params": {}});
             let more = arguments["more"].as_u64().unwrap_or_default();
-            let more = (0..more).map(|_| said.clone());
-            std::iter::once(asked).chain(more).collect()
+            let more = (0..more).map(|_| notification.clone());
+            std::iter::once(request).chain(more).collect()
         }
         // Withdraws the question of another call, and answers.
         ("tools/call", Some("take_back")) => {
@@ -152,14 +153,18 @@ fn reply(message: &Value, asking: &mut HashMap<String, Value>) -> Vec<Value> {
     }
 }
 
-/// Starts the tool server.
+/// Launcher of the fake tool server.
 pub(crate) struct FakeLauncher(pub(crate) Arc<FakeTool>);
 
 #[async_trait]
 impl Launcher for FakeLauncher {
-    async fn launch(&self, _: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
-        let (input, their_input) = tokio::io::duplex(PIPE);
-        let (their_output, output) = tokio::io::duplex(PIPE);
+    async fn launch(
+        &self,
+        _: &BridgedServer,
+        _: &McpCaller,
+    ) -> Result<LaunchedProgram, LaunchError> {
+        let (input, their_input) = tokio::io::duplex(PIPE_BYTES);
+        let (their_output, output) = tokio::io::duplex(PIPE_BYTES);
         let over = self.0.crash.child_token();
         let (tool, stopped) = (Arc::clone(&self.0), over.clone());
         tokio::spawn(async move {
@@ -168,11 +173,11 @@ impl Launcher for FakeLauncher {
                 () = stopped.cancelled() => {}
             }
         });
-        Ok(Launched {
+        Ok(LaunchedProgram {
             input: Box::pin(input),
             output: Box::pin(output),
             errors: Box::pin(tokio::io::empty()),
-            life: Box::new(FakeLife(over)),
+            handle: Box::new(FakeLife(over)),
         })
     }
 }
@@ -180,13 +185,13 @@ impl Launcher for FakeLauncher {
 struct FakeLife(CancellationToken);
 
 #[async_trait]
-impl Life for FakeLife {
-    async fn ended(&mut self) -> Exit {
+impl ProgramHandle for FakeLife {
+    async fn ended(&mut self) -> ProgramExit {
         self.0.cancelled().await;
         Some(0)
     }
 
-    async fn end(&mut self) -> Exit {
+    async fn end(&mut self) -> ProgramExit {
         self.0.cancel();
         Some(0)
     }
@@ -195,7 +200,7 @@ impl Life for FakeLife {
         self.0.cancel();
     }
 
-    async fn kill(&mut self) -> Exit {
+    async fn kill(&mut self) -> ProgramExit {
         self.end().await
     }
 }

@@ -1,8 +1,8 @@
-//! Agents that shut themselves in: what `run` tells each, so that it leaves that to us.
+//! Agents with their own sandbox: the arguments and variables by which `run` turns it off.
 //!
-//! Inside a sandbox user namespaces are refused, so an inner layer made of them only makes
-//! every command of the agent fail. Each is configured in its own way, on its command line or
-//! in its environment; what the operator says about it themselves is never changed.
+//! User namespaces are not allowed in a sandbox, so that every command of such an agent would
+//! fail. Each agent is configured on its command line or in its environment; a setting of the
+//! operator is never changed.
 //!
 //! - codex wraps each command in bubblewrap. `-c sandbox_mode=…` holds for every subcommand;
 //!   `--sandbox` before one is ignored (openai/codex issue 18113).
@@ -16,15 +16,16 @@ use std::path::Path;
 
 /// How an agent's own sandbox is turned off.
 struct Agent {
-    /// Its program.
+    /// Name of its program.
     program: &'static str,
-    /// Arguments that come first.
+    /// Arguments to insert first.
     arguments: &'static [&'static str],
-    /// A variable.
+    /// Environment variable to set.
     variable: Option<(&'static str, &'static str)>,
-    /// Words by which the operator has decided already: alone or with `=` and a value; where
-    /// they end in `=` or are a letter's, with anything behind them.
-    decided_by: &'static [&'static str],
+    /// Arguments by which the operator configures the agent's sandbox. An argument matches
+    /// alone or followed by `=VALUE`; one that ends in `=` or is a one-letter option matches as
+    /// a prefix.
+    configured_by: &'static [&'static str],
 }
 
 const AGENTS: &[Agent] = &[
@@ -32,7 +33,7 @@ const AGENTS: &[Agent] = &[
         program: "codex",
         arguments: &["-c", "sandbox_mode=danger-full-access"],
         variable: None,
-        decided_by: &[
+        configured_by: &[
             "-s",
             "--sandbox",
             "--full-auto",
@@ -48,72 +49,76 @@ const AGENTS: &[Agent] = &[
         program: "claude",
         arguments: &["--settings", r#"{"sandbox":{"enabled":false}}"#],
         variable: None,
-        decided_by: &["--settings"],
+        configured_by: &["--settings"],
     },
     Agent {
         program: "gemini",
         arguments: &[],
         variable: Some(("GEMINI_SANDBOX", "false")),
-        decided_by: &["-s", "--sandbox", "--no-sandbox"],
+        configured_by: &["-s", "--sandbox", "--no-sandbox"],
     },
 ];
 
-/// A command as it is run, and what was added to it.
+/// A command with the additions that turn off the agent's own sandbox.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Fitted {
+pub struct AgentCommand {
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// A variable for it.
+    /// An additional environment variable.
     pub variable: Option<(&'static str, &'static str)>,
-    /// What was added, in words; none where nothing was.
+    /// The additions as text; none if the command is unchanged.
     pub added: Option<String>,
 }
 
-/// Tells an agent that it is shut in already. `environment` is what the command gets anyway.
-pub fn fit(command: &[OsString], environment: &[(OsString, OsString)]) -> Fitted {
-    let as_it_is = Fitted {
+/// Adds the arguments or the variable that turn off an agent's own sandbox. `environment` are
+/// the variables that the command has anyway.
+pub fn disable_own_sandbox(
+    command: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> AgentCommand {
+    let unchanged = AgentCommand {
         command: command.to_vec(),
         variable: None,
         added: None,
     };
     let Some((program, arguments)) = command.split_first() else {
-        return as_it_is;
+        return unchanged;
     };
     let name = Path::new(program).file_name().unwrap_or_default();
     let Some(agent) = AGENTS.iter().find(|agent| name == agent.program) else {
-        return as_it_is;
+        return unchanged;
     };
     let is_set = |(name, _): &(OsString, OsString)| {
         let variable = agent.variable.map(|(variable, _)| OsStr::new(variable));
         Some(name.as_os_str()) == variable
     };
-    if agent.is_decided(arguments) || environment.iter().any(is_set) {
-        return as_it_is;
+    if agent.is_configured(arguments) || environment.iter().any(is_set) {
+        return unchanged;
     }
-    let mut fitted = vec![program.clone()];
-    fitted.extend(agent.arguments.iter().map(OsString::from));
-    fitted.extend_from_slice(arguments);
+    let mut extended = vec![program.clone()];
+    extended.extend(agent.arguments.iter().map(OsString::from));
+    extended.extend_from_slice(arguments);
     let added = match agent.variable {
         Some((variable, value)) => format!("{variable}={value}"),
         None => agent.arguments.join(" "),
     };
-    Fitted {
-        command: fitted,
+    AgentCommand {
+        command: extended,
         variable: agent.variable,
         added: Some(added),
     }
 }
 
 impl Agent {
-    fn is_decided(&self, arguments: &[OsString]) -> bool {
-        // What comes after is no option.
+    fn is_configured(&self, arguments: &[OsString]) -> bool {
+        // Arguments after `--` are not options.
         let options = arguments.iter().take_while(|word| *word != "--");
         options.filter_map(|word| word.to_str()).any(|word| {
-            self.decided_by.iter().any(|decided| {
-                let rest = word.strip_prefix(decided);
+            self.configured_by.iter().any(|prefix| {
+                let rest = word.strip_prefix(prefix);
                 rest.is_some_and(|rest| {
-                    let open = decided.ends_with('=') || decided.len() == 2;
-                    rest.is_empty() || open || rest.starts_with('=')
+                    let matches_prefix = prefix.ends_with('=') || prefix.len() == 2;
+                    rest.is_empty() || matches_prefix || rest.starts_with('=')
                 })
             })
         })
@@ -124,11 +129,11 @@ impl Agent {
 mod tests {
     use super::*;
 
-    fn fitted(line: &str) -> String {
+    fn extended(line: &str) -> String {
         let command: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let Fitted {
+        let AgentCommand {
             command, variable, ..
-        } = fit(&command, &[]);
+        } = disable_own_sandbox(&command, &[]);
         let mut words: Vec<String> = variable
             .map(|(name, value)| format!("{name}={value}"))
             .into_iter()
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_told_unless_the_operator_has_said_so_themselves() {
+    fn agent_sandbox_is_turned_off_unless_configured_by_the_operator() {
         for (line, expected) in [
             ("codex", "codex -c sandbox_mode=danger-full-access"),
             (
@@ -159,7 +164,7 @@ mod tests {
             ),
             ("gemini -p hi", "GEMINI_SANDBOX=false gemini -p hi"),
         ] {
-            assert_eq!(fitted(line), expected);
+            assert_eq!(extended(line), expected);
         }
         for line in [
             "codex --sandbox read-only",
@@ -179,14 +184,14 @@ mod tests {
             "aider",
             "bash -c codex",
         ] {
-            assert_eq!(fitted(line), line);
+            assert_eq!(extended(line), line);
         }
     }
 
     #[test]
-    fn a_variable_that_is_set_stays_as_it_is() {
+    fn variable_that_is_set_stays_unchanged() {
         let set = [("GEMINI_SANDBOX".into(), "docker".into())];
-        let gemini = fit(&["gemini".into()], &set);
+        let gemini = disable_own_sandbox(&["gemini".into()], &set);
         assert_eq!((gemini.variable, gemini.added), (None, None));
     }
 }

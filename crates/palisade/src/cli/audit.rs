@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use store::audit::verify::{VerifyReport, verify_blocking, verify_jsonl};
 
 use crate::cli::{Global, block_on};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
@@ -20,7 +20,7 @@ pub enum AuditCommand {
     /// Show records, newest first
     List {
         #[command(flatten)]
-        wanted: Wanted,
+        filter: RecordFilter,
         /// Maximum number of records
         #[arg(long, short = 'n', default_value_t = 50)]
         limit: u32,
@@ -28,7 +28,7 @@ pub enum AuditCommand {
     /// Show records as they are written
     Tail {
         #[command(flatten)]
-        wanted: Wanted,
+        filter: RecordFilter,
     },
     /// Verify that no record was changed, removed or inserted
     ///
@@ -41,16 +41,16 @@ pub enum AuditCommand {
     /// Write records as JSON lines
     Export {
         #[command(flatten)]
-        wanted: Wanted,
+        filter: RecordFilter,
         /// Output file; must not exist [default: stdout]
         #[arg(long, short)]
         output: Option<PathBuf>,
     },
 }
 
-/// Which records.
+/// A filter for records.
 #[derive(Debug, Args)]
-pub struct Wanted {
+pub struct RecordFilter {
     /// Only records of this sandbox or container
     #[arg(long, value_name = "ID")]
     sandbox: Option<String>,
@@ -74,13 +74,13 @@ pub struct Wanted {
     until: Option<String>,
 }
 
-impl Wanted {
-    /// The query string that asks for them.
+impl RecordFilter {
+    /// The query string of the filter.
     fn query(&self, more: &[(&str, String)]) -> Result<String> {
         let now = Timestamp::now();
         let moment = |text: &Option<String>| {
             text.as_deref()
-                .map(|text| read_moment(text, now))
+                .map(|text| parse_time(text, now))
                 .transpose()
         };
         let mut pairs: Vec<(&str, String)> = Vec::new();
@@ -105,13 +105,13 @@ impl Wanted {
 }
 
 /// Milliseconds since 1970 for a time or an age.
-fn read_moment(text: &str, now: Timestamp) -> Result<i64> {
+fn parse_time(text: &str, now: Timestamp) -> Result<i64> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Ok(at.as_millisecond());
     }
     let bad = || {
-        Failure::new(
-            Exit::Usage,
+        CliError::new(
+            CliExit::Usage,
             format!(
                 "'{}' is neither a time like 2026-12-31T00:00:00Z nor an age like 15m, 2h, 3d",
                 output::safe(text)
@@ -147,17 +147,17 @@ fn encode(text: &str) -> String {
         .collect()
 }
 
-pub fn run(command: AuditCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: AuditCommand, global: &Global) -> Result<CliExit> {
     match command {
-        AuditCommand::List { wanted, limit } => list(&wanted, limit, global),
-        AuditCommand::Tail { wanted } => tail(&wanted, global),
+        AuditCommand::List { filter, limit } => list(&filter, limit, global),
+        AuditCommand::Tail { filter } => tail(&filter, global),
         AuditCommand::Verify { file } => verify(file, global),
-        AuditCommand::Export { wanted, output } => export(&wanted, output, global),
+        AuditCommand::Export { filter, output } => export(&filter, output, global),
     }
 }
 
-fn list(wanted: &Wanted, limit: u32, global: &Global) -> Result<Exit> {
-    let query = wanted.query(&[
+fn list(filter: &RecordFilter, limit: u32, global: &Global) -> Result<CliExit> {
+    let query = filter.query(&[
         ("limit", limit.to_string()),
         ("newest_first", "true".into()),
     ])?;
@@ -179,15 +179,15 @@ fn list(wanted: &Wanted, limit: u32, global: &Global) -> Result<Exit> {
         let rows: Vec<Vec<String>> = records.iter().map(cells).collect();
         output::print_line(&output::table(&HEADING, &rows))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 const HEADING: [&str; 7] = [
     "TIME", "SANDBOX", "VERDICT", "TARGET", "REQUEST", "RULE", "ID",
 ];
 
-/// A record as a row: when, which sandbox, the verdict, the host or tool, the method and path or
-/// the event, the rule with the reason code, and the id for `palisade why`.
+/// A record as a row: when, which sandbox, the verdict, the host or tool, the method and path
+/// or the event, the rule with the reason code, and the id for `palisade why`.
 fn cells(record: &Value) -> Vec<String> {
     let text = |name: &str| match record.get(name) {
         None | Some(Value::Null) => String::new(),
@@ -211,7 +211,7 @@ fn cells(record: &Value) -> Vec<String> {
         }
         (host, _) => host,
     };
-    // Of a tool call, `host` is the server and `operation` the tool.
+    // In the record of a tool call, `host` is the server and `operation` the tool.
     let called = match kind.as_str() {
         "mcp" => text("operation"),
         _ => String::new(),
@@ -236,8 +236,8 @@ fn cells(record: &Value) -> Vec<String> {
     ]
 }
 
-fn tail(wanted: &Wanted, global: &Global) -> Result<Exit> {
-    let query = wanted.query(&[])?;
+fn tail(filter: &RecordFilter, global: &Global) -> Result<CliExit> {
+    let query = filter.query(&[])?;
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -257,14 +257,14 @@ fn tail(wanted: &Wanted, global: &Global) -> Result<Exit> {
             }
             true
         });
-        // Ctrl-C is how a person ends this; it is no failure.
+        // Ctrl-C is the usual end and not a failure.
         tokio::select! {
             ended = shown => ended?,
             stopped = tokio::signal::ctrl_c() => stopped?,
         }
         match problem {
             Some(error) => Err(error),
-            None => Ok(Exit::Ok),
+            None => Ok(CliExit::Ok),
         }
     })
 }
@@ -282,7 +282,7 @@ fn show_line(line: &[u8], as_json: bool) -> Result<()> {
     output::print_line(&shown.join("  "))
 }
 
-fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
+fn verify(file: Option<PathBuf>, global: &Global) -> Result<CliExit> {
     let report = match file {
         Some(file) => verify_file(&file)?,
         None => {
@@ -291,7 +291,7 @@ fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
                 let gate = background::client(&paths, global.verbose).await?;
                 Ok(gate.post("/v1/audit/verify", &json!({})).await?)
             })?;
-            return conclude(&answer, global);
+            return print_report(&answer, global);
         }
     };
     let answer = json!({
@@ -303,16 +303,16 @@ fn verify(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
             "seq": broken.seq, "sandbox": broken.chain, "what": broken.to_string(),
         })),
     });
-    conclude(&answer, global)
+    print_report(&answer, global)
 }
 
-/// What every SQLite file begins with.
+/// The first bytes of every SQLite file.
 const SQLITE_HEADER: &[u8; 16] = b"SQLite format 3\0";
 
 fn verify_file(file: &Path) -> Result<VerifyReport> {
     if !file.exists() {
-        let message = format!("there is no {}", file.display());
-        return Err(Failure::new(Exit::NotFound, message).into());
+        let message = format!("{} does not exist", file.display());
+        return Err(CliError::new(CliExit::NotFound, message).into());
     }
     let mut opened =
         std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -325,7 +325,7 @@ fn verify_file(file: &Path) -> Result<VerifyReport> {
     Ok(verify_blocking(file)?)
 }
 
-fn conclude(answer: &Value, global: &Global) -> Result<Exit> {
+fn print_report(answer: &Value, global: &Global) -> Result<CliExit> {
     let intact = answer
         .get("intact")
         .and_then(Value::as_bool)
@@ -347,11 +347,11 @@ fn conclude(answer: &Value, global: &Global) -> Result<Exit> {
             .unwrap_or("unknown");
         output::print_line(&format!("BROKEN: {}", output::safe(what)))?;
     }
-    Ok(if intact { Exit::Ok } else { Exit::Failed })
+    Ok(if intact { CliExit::Ok } else { CliExit::Failed })
 }
 
-fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit> {
-    let query = wanted.query(&[])?;
+fn export(filter: &RecordFilter, to: Option<PathBuf>, global: &Global) -> Result<CliExit> {
+    let query = filter.query(&[])?;
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -381,8 +381,8 @@ fn export(wanted: &Wanted, to: Option<PathBuf>, global: &Global) -> Result<Exit>
     })
 }
 
-/// Where an export goes. A file gets its name when it is whole, so that an interrupted
-/// export leaves nothing that could be taken for a complete one.
+/// Where an export goes. A file gets its name when it is complete, so that an interrupted
+/// export leaves no file.
 enum Destination {
     Stdout,
     File {
@@ -418,7 +418,7 @@ impl Destination {
         }
     }
 
-    fn finish(self) -> Result<Exit> {
+    fn finish(self) -> Result<CliExit> {
         if let Self::File { part, path } = self {
             part.as_file().sync_all()?;
             part.persist_noclobber(&path)
@@ -428,13 +428,13 @@ impl Destination {
                         .context(format!("cannot write {}", path.display())),
                 })?;
         }
-        Ok(Exit::Ok)
+        Ok(CliExit::Ok)
     }
 }
 
 fn exists(path: &Path) -> anyhow::Error {
-    let message = format!("{} exists and is not overwritten", path.display());
-    Failure::new(Exit::Exists, message).into()
+    let message = format!("{} already exists; name another file", path.display());
+    CliError::new(CliExit::Exists, message).into()
 }
 
 #[cfg(test)]
@@ -442,9 +442,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_a_time_or_an_age() {
+    fn time_is_absolute_or_an_age() {
         let now: Timestamp = "2026-11-15T12:00:00Z".parse().unwrap();
-        let at = |text: &str| read_moment(text, now).ok();
+        let at = |text: &str| parse_time(text, now).ok();
         assert_eq!(at("2026-11-15T12:00:00Z"), Some(now.as_millisecond()));
         assert_eq!(at("15m"), Some(now.as_millisecond() - 15 * 60 * 1000));
         assert_eq!(at("2d"), Some(now.as_millisecond() - 2 * 86_400_000));
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_cannot_add_a_parameter() {
+    fn query_values_are_percent_encoded() {
         assert_eq!(encode("a&limit=9 \n%"), "a%26limit%3D9%20%0A%25");
     }
 }

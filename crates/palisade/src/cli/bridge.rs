@@ -4,11 +4,11 @@ pub mod standalone;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use control::client::{Client, ClientError};
+use control::client::{ControlClient, ControlClientError};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on, confirm};
-use crate::exit::Exit;
+use crate::exit::CliExit;
 use crate::gate::background;
 use crate::output;
 
@@ -16,12 +16,12 @@ use crate::output;
 pub enum BridgeCommand {
     /// List the servers behind the bridge and every tool that was seen of them
     #[command(
-        after_help = "A tool is 'changed' when its server says something else of it than \
-when it was first seen. It is out of use until you accept it: a description is what an agent \
-reads, and one that changes may be there to steer it."
+        after_help = "A tool is 'changed' when its definition differs from the one that was \
+first seen. It is disabled until you accept it: agents read descriptions, and a changed \
+description may try to steer them."
     )]
     List,
-    /// Take what a server says of its tools now for the truth
+    /// Accept the changed tool definitions of a server
     #[command(after_help = "Example:\n  palisade bridge accept github create_issue")]
     Accept {
         /// The server, by its name in the configuration
@@ -34,22 +34,22 @@ reads, and one that changes may be there to steer it."
     },
     /// Serve one stdio MCP server over HTTP and SSE, without a gate
     #[command(after_help = standalone::EXAMPLES)]
-    Run(standalone::RunArgs),
+    Run(standalone::BridgeRunArgs),
 }
 
-pub fn run(command: BridgeCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: BridgeCommand, global: &Global) -> Result<CliExit> {
     match command {
         BridgeCommand::List => {
-            let list = ask(global, async |gate| gate.get("/v1/tools").await)?;
+            let list = request(global, async |gate| gate.get("/v1/tools").await)?;
             report(&list, global)
         }
         BridgeCommand::Accept { server, tool, yes } => {
             confirm(
-                "Agents will read the new definition, and may follow it.",
+                "Agents will read the new definition and may follow it. Accept it?",
                 yes,
             )?;
             let body = json!({"server": server, "tool": tool});
-            let accepted = ask(global, async |gate| {
+            let accepted = request(global, async |gate| {
                 gate.post("/v1/tools/accept", &body).await
             })?;
             report(&accepted, global)
@@ -58,25 +58,25 @@ pub fn run(command: BridgeCommand, global: &Global) -> Result<Exit> {
     }
 }
 
-/// The gate's answer to one question.
-fn ask(
+/// Sends one request to the gate.
+fn request(
     global: &Global,
-    question: impl AsyncFnOnce(Client) -> Result<Value, ClientError>,
+    send: impl AsyncFnOnce(ControlClient) -> Result<Value, ControlClientError>,
 ) -> Result<Value> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        Ok(question(gate).await?)
+        Ok(send(gate).await?)
     })
 }
 
-fn report(answer: &Value, global: &Global) -> Result<Exit> {
+fn report(answer: &Value, global: &Global) -> Result<CliExit> {
     if global.json {
         output::print_json(answer)?;
     } else {
         output::print_line(&describe(answer))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn text(value: &Value, name: &str) -> String {
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_named_once_and_a_change_is_seen() {
+    fn table_names_each_server_once_and_marks_changes() {
         let answer = json!([
             {"name": "calc", "runtime": "local", "sessions": 2, "tools": [
                 {"name": "add", "changed": false}, {"name": "sub", "changed": true},

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on, confirm};
-use crate::exit::Exit;
+use crate::exit::CliExit;
 use crate::gate::background;
 use crate::output;
 
@@ -21,7 +21,7 @@ pub enum CaCommand {
         #[arg(long, short)]
         yes: bool,
     },
-    /// Print the root as PEM, for programs outside a sandbox that shall trust it
+    /// Print the root as PEM, for programs outside a sandbox
     #[command(after_help = "\
 Example:
   palisade ca export --out palisade-ca.pem
@@ -33,9 +33,12 @@ Example:
     },
 }
 
-pub fn run(command: CaCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: CaCommand, global: &Global) -> Result<CliExit> {
     if let CaCommand::Rotate { yes } = command {
-        confirm("Make a new root, and sign with it from now on?", yes)?;
+        confirm(
+            "Replace the root certificate? The new one signs from now on.",
+            yes,
+        )?;
     }
     let paths = global.paths()?;
     block_on(async {
@@ -51,7 +54,7 @@ pub fn run(command: CaCommand, global: &Global) -> Result<Exit> {
             }
             CaCommand::Show | CaCommand::Rotate { .. } => output::print_line(&describe(&answer))?,
         }
-        Ok(Exit::Ok)
+        Ok(CliExit::Ok)
     })
 }
 
@@ -76,7 +79,7 @@ fn describe(answer: &Value) -> String {
         .and_then(Value::as_u64)
         .unwrap_or_default();
     format!(
-        "{}\nexpires      {}\nolder roots  {older} still lead here",
+        "{}\nexpires      {}\nolder roots  {older} still valid",
         text(answer, "name"),
         text(answer, "expires_at"),
     )

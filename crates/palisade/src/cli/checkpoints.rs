@@ -6,16 +6,16 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup;
-use crate::cli::sandboxes::{below, in_words};
+use crate::cli::sandboxes::{run_and_print, subroute};
 use crate::cli::{Global, confirm, summary};
-use crate::exit::Exit;
+use crate::exit::CliExit;
 use crate::output;
 
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Sandbox name
     pub name: String,
-    /// What to call it; without one, the checkpoints there are are listed
+    /// Label of the checkpoint; omit to list checkpoints
     pub label: Option<String>,
 }
 
@@ -28,7 +28,7 @@ pub struct RestoreArgs {
     /// Do not ask for confirmation
     #[arg(long, short)]
     pub yes: bool,
-    /// Give up the files there are now, without taking a snapshot first
+    /// Discard the current files instead of committing a snapshot first
     #[arg(long)]
     pub no_snapshot: bool,
 }
@@ -37,24 +37,24 @@ pub struct RestoreArgs {
 pub struct ForkArgs {
     /// The sandbox to start from
     pub name: String,
-    /// What to call the new one
+    /// Name of the new sandbox
     pub new: String,
 }
 
-pub fn checkpoint(args: &CheckpointArgs, global: &Global) -> Result<Exit> {
-    in_words("checkpoint", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
-        let route = below(&place, "checkpoints");
+pub fn checkpoint(args: &CheckpointArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("checkpoint", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
+        let route = subroute(&sandbox, "checkpoints");
         let Some(label) = &args.label else {
             let all = gate.get(&route).await?;
-            let told = list(&all);
-            return Ok((all, told));
+            let text = list(&all);
+            return Ok((all, text));
         };
-        let waiting = output::Spinner::start("keeping the files");
+        let waiting = output::Spinner::start("saving the files");
         let made = gate.post(&route, &json!({ "label": label })).await;
         waiting.end();
         let made = made?;
-        Ok((made, format!("Checkpoint {label} of {}", place.name)))
+        Ok((made, format!("Checkpoint {label} of {}", sandbox.name)))
     })
 }
 
@@ -72,55 +72,57 @@ fn list(all: &Value) -> String {
         })
         .collect();
     if rows.is_empty() {
-        return "no checkpoints; make one: palisade checkpoint NAME LABEL".to_owned();
+        return "no checkpoints; create one: palisade checkpoint NAME LABEL".to_owned();
     }
-    output::table(&["LABEL", "MADE"], &rows)
+    output::table(&["LABEL", "CREATED"], &rows)
 }
 
-pub fn restore(args: &RestoreArgs, global: &Global) -> Result<Exit> {
-    in_words("restore", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
-        let first = match &place.branch_name {
-            Some(branch) if !args.no_snapshot => format!(" A snapshot of them goes to {branch}."),
+pub fn restore(args: &RestoreArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("restore", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
+        let first = match &sandbox.branch_name {
+            Some(branch) if !args.no_snapshot => {
+                format!(" A snapshot of the current files is committed to {branch} first.")
+            }
             _ => String::new(),
         };
         confirm(
             &format!(
-                "This ends everything that runs in {} and puts the files of '{}' in the place \
-                 of its own.{first}",
-                place.name, args.label
+                "This ends all processes in {} and replaces its files by those of checkpoint \
+                 '{}'.{first}",
+                sandbox.name, args.label
             ),
             args.yes,
         )?;
-        let waiting = output::Spinner::start("putting the files back");
+        let waiting = output::Spinner::start("restoring the files");
         let body = json!({ "label": args.label, "no_snapshot": args.no_snapshot });
-        let done = gate.post(&below(&place, "restore"), &body).await;
+        let done = gate.post(&subroute(&sandbox, "restore"), &body).await;
         waiting.end();
         let done = done?;
-        let mut told = format!("Restored {} to {}", place.name, args.label);
+        let mut text = format!("Restored {} to {}", sandbox.name, args.label);
         let report = done.get("snapshot").filter(|report| !report.is_null());
-        if let (Some(report), Some(branch)) = (report, &place.branch_name) {
+        if let (Some(report), Some(branch)) = (report, &sandbox.branch_name) {
             let report: SnapshotReport = serde_json::from_value(report.clone())?;
-            for line in summary::left_behind(&report) {
-                output::say(&format!("palisade: {line}"));
+            for line in summary::skipped_lines(&report) {
+                output::print_message(&format!("palisade: {line}"));
             }
             let tip = report.tip.get(..12).unwrap_or(&report.tip);
-            told.push_str(&format!("; the files before it are on {branch} at {tip}"));
+            text.push_str(&format!("; the previous files are on {branch} at {tip}"));
         }
-        Ok((done, told))
+        Ok((done, text))
     })
 }
 
-pub fn fork(args: &ForkArgs, global: &Global) -> Result<Exit> {
-    in_words("fork", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
+pub fn fork(args: &ForkArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("fork", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
         let waiting = output::Spinner::start("copying the sandbox");
         let body = json!({ "name": args.new });
-        let made = gate.post(&below(&place, "fork"), &body).await;
+        let made = gate.post(&subroute(&sandbox, "fork"), &body).await;
         waiting.end();
         let made = made?;
         let name = made.get("name").and_then(Value::as_str);
-        let line = format!("Forked {} as {}", place.name, name.unwrap_or(&args.new));
+        let line = format!("Forked {} as {}", sandbox.name, name.unwrap_or(&args.new));
         Ok((made, line))
     })
 }

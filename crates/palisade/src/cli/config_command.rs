@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use control::client::Client;
+use control::client::ControlClient;
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::{background, environment};
 use crate::output;
 
@@ -44,7 +44,7 @@ pub enum ConfigCommand {
     Reload,
 }
 
-pub fn run(command: ConfigCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: ConfigCommand, global: &Global) -> Result<CliExit> {
     match command {
         ConfigCommand::Check { file } => check(file, global),
         ConfigCommand::Show {
@@ -54,14 +54,14 @@ pub fn run(command: ConfigCommand, global: &Global) -> Result<Exit> {
         } => show(filter.as_deref().unwrap_or_default(), set, running, global),
         ConfigCommand::Schema => {
             output::print_json(&config::schema())?;
-            Ok(Exit::Ok)
+            Ok(CliExit::Ok)
         }
         ConfigCommand::Init { stdout } => init(stdout, global),
         ConfigCommand::Reload => reload(global),
     }
 }
 
-fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
+fn check(file: Option<PathBuf>, global: &Global) -> Result<CliExit> {
     let file = match file {
         Some(file) => Some(std::path::absolute(file)?),
         None => global.paths()?.config.current().map(PathBuf::from),
@@ -74,7 +74,7 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
     match config::load(file.as_deref(), &environment) {
         Ok(settings) => {
             for warning in &settings.warnings {
-                output::say(&format!("warning: {}", output::safe(&warning.to_string())));
+                output::print_message(&format!("warning: {}", output::safe(&warning.to_string())));
             }
             if global.json {
                 let warnings: Vec<String> =
@@ -83,7 +83,7 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
             } else {
                 output::print_line(&format!("{shown}: ok"))?;
             }
-            Ok(Exit::Ok)
+            Ok(CliExit::Ok)
         }
         Err(problems) => {
             if global.json {
@@ -91,16 +91,16 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<Exit> {
                 output::print_json(&json!({ "ok": false, "problems": shown }))?;
             } else {
                 for problem in &problems {
-                    output::say(&output::safe(&problem.to_string()));
+                    output::print_message(&output::safe(&problem.to_string()));
                 }
                 let count = problems.len();
                 let ending = if count == 1 { "" } else { "s" };
-                output::say(&format!(
+                output::print_message(&format!(
                     "{count} problem{ending} in {}",
                     output::safe(&shown)
                 ));
             }
-            Ok(Exit::Usage)
+            Ok(CliExit::Usage)
         }
     }
 }
@@ -116,18 +116,19 @@ fn describe(problem: &config::Problem) -> Value {
     })
 }
 
-fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<Exit> {
+fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     let values = if running {
-        let answer = block_on(async { Ok(Client::new(&paths.control).get("/v1/config").await?) })?;
+        let answer =
+            block_on(async { Ok(ControlClient::new(&paths.control).get("/v1/config").await?) })?;
         answer.get("values").cloned().unwrap_or_default()
     } else {
         let settings = config::load(paths.config.current(), &environment)
-            .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+            .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?;
         control::dispatch::describe_settings(&settings)
     };
     let Value::Array(values) = values else {
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     };
     let text = |value: &Value, name: &str| {
         value
@@ -143,7 +144,7 @@ fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<
         .collect();
     if global.json {
         output::print_json(&wanted)?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     let rows: Vec<Vec<String>> = wanted
         .iter()
@@ -156,19 +157,19 @@ fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<
         })
         .collect();
     output::print_line(&output::table(&["KEY", "VALUE", "FROM"], &rows))?;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn init(stdout: bool, global: &Global) -> Result<Exit> {
+fn init(stdout: bool, global: &Global) -> Result<CliExit> {
     if stdout {
         output::write_out(config::TEMPLATE.as_bytes())?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     let paths = global.paths()?;
     let path = paths
         .config
         .path()
-        .context("HOME is not set; say where with --config")?;
+        .context("HOME is not set; set it, or name a file with --config")?;
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)
             .with_context(|| format!("cannot create {}", parent.display()))?;
@@ -181,8 +182,11 @@ fn init(stdout: bool, global: &Global) -> Result<Exit> {
     match file {
         Ok(mut file) => file.write_all(config::TEMPLATE.as_bytes())?,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            let message = format!("{} exists and is left as it is", path.display());
-            return Err(Failure::new(Exit::Exists, message).into());
+            let message = format!(
+                "{} already exists; edit it, or print the template: palisade config init --stdout",
+                path.display()
+            );
+            return Err(CliError::new(CliExit::Exists, message).into());
         }
         Err(error) => {
             return Err(error).with_context(|| format!("cannot write {}", path.display()));
@@ -196,10 +200,10 @@ fn init(stdout: bool, global: &Global) -> Result<Exit> {
             output::safe(&path.display().to_string())
         ))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn reload(global: &Global) -> Result<Exit> {
+fn reload(global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     let answer = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -207,7 +211,7 @@ fn reload(global: &Global) -> Result<Exit> {
     })?;
     if global.json {
         output::print_json(&answer)?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     let changed = answer
         .get("changed")
@@ -223,5 +227,5 @@ fn reload(global: &Global) -> Result<Exit> {
             output::safe(&names.join(", "))
         ))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

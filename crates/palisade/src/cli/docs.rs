@@ -1,4 +1,5 @@
-//! Manual pages, and the reference in docs/cli.md: both come from the definitions.
+//! Manual pages, and the reference in docs/cli.md: both are generated from the clap
+//! definitions.
 
 use std::path::Path;
 
@@ -7,11 +8,11 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use crate::cli::{Global, groups};
-use crate::exit::Exit;
+use crate::exit::CliExit;
 use crate::output;
 
 /// Writes `palisade.1` and a page for each subcommand.
-pub fn write_man(dir: &Path, global: &Global) -> Result<Exit> {
+pub fn write_man(dir: &Path, global: &Global) -> Result<CliExit> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     clap_mangen::generate_to(groups::command(), dir)
         .with_context(|| format!("cannot write into {}", dir.display()))?;
@@ -20,7 +21,7 @@ pub fn write_man(dir: &Path, global: &Global) -> Result<Exit> {
     } else {
         output::print_line(&format!("manual pages written to {}", dir.display()))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 #[cfg(test)]
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definitions_hold_together() {
+    fn command_definitions_are_consistent() {
         Cli::command().debug_assert();
         let names: Vec<_> = Cli::command()
             .get_subcommands()
@@ -75,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn docs_cli_md_is_what_the_definitions_say() {
+    fn docs_cli_md_is_up_to_date() {
         let path =
             Path::new(&std::env::var_os("CARGO_MANIFEST_DIR").unwrap()).join("../../docs/cli.md");
         if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -89,22 +90,22 @@ mod tests {
     }
 
     #[test]
-    fn every_command_and_flag_explains_itself() {
-        fn walk(command: &clap::Command, silent: &mut Vec<String>) {
+    fn every_command_and_flag_has_help() {
+        fn walk(command: &clap::Command, undocumented: &mut Vec<String>) {
             for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
                 if sub.get_about().is_none() {
-                    silent.push(sub.get_name().to_owned());
+                    undocumented.push(sub.get_name().to_owned());
                 }
-                silent.extend(
+                undocumented.extend(
                     sub.get_arguments()
                         .filter(|arg| !arg.is_hide_set() && arg.get_help().is_none())
                         .map(|arg| format!("{} {}", sub.get_name(), arg.get_id())),
                 );
-                walk(sub, silent);
+                walk(sub, undocumented);
             }
         }
-        let mut silent = Vec::new();
-        walk(&Cli::command(), &mut silent);
-        assert_eq!(silent, Vec::<String>::new());
+        let mut undocumented = Vec::new();
+        walk(&Cli::command(), &mut undocumented);
+        assert_eq!(undocumented, Vec::<String>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! `palisade doctor`: what this machine allows, with the exact fix for what is missing.
+//! `palisade doctor`: checks what this machine supports, and prints a fix for what is missing.
 
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -10,7 +10,7 @@ use sandbox::namespace::{Namespace, survey};
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::output;
 use crate::paths::Paths;
 
@@ -21,7 +21,7 @@ pub struct DoctorArgs {
     strict: bool,
 }
 
-/// One finding.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
     name: &'static str,
@@ -79,7 +79,7 @@ impl From<survey::SurveyFinding> for Finding {
     }
 }
 
-pub fn run(args: &DoctorArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: &DoctorArgs, global: &Global) -> Result<CliExit> {
     let mut findings = vec![kernel()];
     findings.extend(namespaces(global));
     findings.extend([git(), docker(), state(global), configuration(global)]);
@@ -93,11 +93,12 @@ pub fn run(args: &DoctorArgs, global: &Global) -> Result<Exit> {
     let bad = findings.iter().any(|finding| {
         finding.state == State::Missing || (args.strict && finding.state == State::Warning)
     });
-    Ok(if bad { Exit::Failed } else { Exit::Ok })
+    Ok(if bad { CliExit::Failed } else { CliExit::Ok })
 }
 
-/// Checks what the namespace backend needs, before the first sandbox: where no gate runs yet, and
-/// the sandbox would be a namespace. The error names each thing that is missing, and its fix.
+/// Checks the requirements of the namespace backend before the first sandbox: if no gate runs
+/// yet and the new sandbox would use that backend. The error lists what is missing, with its
+/// fix.
 pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> {
     let paths = global.paths()?;
     let gate_runs = UnixStream::connect(&paths.control).is_ok();
@@ -116,11 +117,10 @@ pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> 
         "this machine cannot run sandboxes yet:\n{}\nall checks: palisade doctor",
         list.join("\n")
     );
-    Err(Failure::new(Exit::BackendUnavailable, message).into())
+    Err(CliError::new(CliExit::BackendUnavailable, message).into())
 }
 
-/// Whether a new sandbox is a namespace sandbox. A configuration with mistakes is reported by the
-/// gate that reads it.
+/// Whether a new sandbox uses the namespace backend. The gate reports an invalid configuration.
 fn uses_namespaces(paths: &Paths, backend: Option<&str>) -> bool {
     match backend {
         Some(name) => name == "namespace",
@@ -152,7 +152,7 @@ fn kernel() -> Finding {
         .map_while(|part| part.parse().ok())
         .take(2)
         .collect();
-    // 5.11 brought overlayfs in user namespaces; everything else we need is older.
+    // Linux 5.11 added overlayfs in user namespaces; all other requirements are older.
     if version >= vec![5, 11] {
         Finding::ok("kernel", release)
     } else {
@@ -160,7 +160,7 @@ fn kernel() -> Finding {
     }
 }
 
-/// What the namespace backend finds, by trying it.
+/// Findings of the namespace backend, which tries each requirement.
 fn namespaces(global: &Global) -> Vec<Finding> {
     const NAME: &str = "sandboxes";
     let survey = || -> Result<Vec<survey::SurveyFinding>> {
@@ -168,14 +168,14 @@ fn namespaces(global: &Global) -> Vec<Finding> {
         paths.prepare()?;
         let words = crate::gate::own_program().init;
         let directory = paths.state_dir.join("sandboxes");
-        // By its name: a fix may have to tell it.
+        // The path of the program: a fix may have to name it.
         let program = std::env::current_exe()?;
         Ok(Namespace::new(directory, program, words).survey()?)
     };
     match survey() {
         Ok(findings) => findings.into_iter().map(Finding::from).collect(),
         Err(error) => {
-            let found = format!("could not be tried: {error:#}");
+            let found = format!("the check failed: {error:#}");
             vec![Finding::bad(NAME, State::Missing, found, "see the error")]
         }
     }
@@ -199,10 +199,10 @@ fn git() -> Finding {
 fn docker() -> Finding {
     const NAME: &str = "docker";
     match UnixStream::connect("/var/run/docker.sock") {
-        Ok(_) => Finding::ok(NAME, "a daemon answers"),
+        Ok(_) => Finding::ok(NAME, "daemon is running"),
         Err(error) => Finding::ok(
             NAME,
-            format!("no daemon ({error}); only the docker backend needs one"),
+            format!("no daemon ({error}); only the docker backend needs it"),
         ),
     }
 }

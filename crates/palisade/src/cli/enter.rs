@@ -1,4 +1,4 @@
-//! `palisade run|exec|shell`: commands inside.
+//! `palisade run|exec|shell`: runs commands in a sandbox.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -8,32 +8,32 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::Args;
 use control::body::Purpose;
-use control::client::{Client, ClientError};
+use control::client::{ControlClient, ControlClientError};
 use sandbox::contract::{SandboxCommand, SandboxError};
 use sandbox::name::Slug;
 use sandbox::namespace::Namespace;
 use serde_json::{Value, json};
 
-use crate::cli::outcome::Outcome;
-use crate::cli::sandbox_lookup::{self, Place};
-use crate::cli::sandboxes::{Making, below, route, take_snapshot};
+use crate::cli::outcome::RunOutcome;
+use crate::cli::sandbox_lookup::{self, SandboxInfo};
+use crate::cli::sandboxes::{CreateOptions, route, subroute, take_snapshot};
 use crate::cli::{Global, agents, block_on, doctor, remote, reuse, summary};
-use crate::exit::{Exit, Failure, exit_of};
+use crate::exit::{CliError, CliExit, exit_of};
 use crate::gate::background;
 use crate::output;
 use crate::paths::Paths;
-use crate::relay::{self, End, RelayOptions, Sink};
+use crate::relay::{self, OutputTarget, RelayOptions, SessionEnd};
 
-/// Variables of the operator's that a command inside may know, beside `LC_*` and what
-/// `sandbox.env` names.
-const PASSED_ON: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
+/// The operator's variables that a command in a sandbox receives, beside `LC_*` and those of
+/// `sandbox.env`.
+const PASSED_VARIABLES: &[&str] = &["COLORTERM", "LANG", "TERM", "TZ"];
 
-/// Said when we leave a command behind.
-const SILENT: &str = "the sandbox does not answer; the command ends when the sandbox resumes; see how \
-                      it is with palisade list, and resume or delete it";
+/// Printed when this process ends before its command.
+const NOT_RESPONDING: &str = "the sandbox does not respond; the command ends when the sandbox \
+                              resumes; check it with palisade list, then resume or delete it";
 
-/// The longest message that is made of a command.
-const LONGEST_MESSAGE: usize = 200;
+/// Maximum length of a commit message that is made from a command, in characters.
+const MAX_MESSAGE: usize = 200;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -65,9 +65,9 @@ pub struct RunArgs {
     #[arg(long)]
     pub as_is: bool,
     #[command(flatten)]
-    pub making: Making,
+    pub create: CreateOptions,
     #[command(flatten)]
-    pub running: Running,
+    pub running: CommandOptions,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -78,7 +78,7 @@ pub struct ExecArgs {
     /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
-    pub running: Running,
+    pub running: CommandOptions,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -89,15 +89,15 @@ pub struct ShellArgs {
     /// Sandbox name or id
     pub name: String,
     #[command(flatten)]
-    pub running: Running,
+    pub running: CommandOptions,
     /// Run this shell command; omit for an interactive shell
     #[arg(short = 'c', value_name = "LINE")]
     pub line: Option<OsString>,
 }
 
-/// How a command runs.
+/// Options of a command.
 #[derive(Clone, Debug, Args)]
-pub struct Running {
+pub struct CommandOptions {
     /// Working directory [default: /workspace]
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<PathBuf>,
@@ -109,76 +109,77 @@ pub struct Running {
     pub no_tty: bool,
 }
 
-pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: &RunArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
-    doctor::require_namespaces(global, args.making.backend.as_deref()).context("run failed")?;
-    let (gate, place, made) = block_on(async {
+    doctor::require_namespaces(global, args.create.backend.as_deref()).context("run failed")?;
+    let (gate, sandbox, made) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let (place, made) = reuse::make_or_reuse(&gate, args, global.json).await?;
-        Ok((gate, place, made))
+        let (sandbox, made) = reuse::make_or_reuse(&gate, args, global.json).await?;
+        Ok((gate, sandbox, made))
     })
     .context("run failed")?;
     let started = jiff::Timestamp::now();
-    let asked = Asked {
+    let session_command = SessionCommand {
         command: &args.command,
         running: &args.running,
         purpose: Purpose::Exec,
-        talks: false,
-        // With user namespaces an agent's own layer works.
-        as_is: args.as_is || place.nested,
+        interactive: false,
+        // With user namespaces an agent's own sandbox works.
+        as_is: args.as_is || sandbox.nested,
         stdout: if global.json {
-            Sink::Stderr
+            OutputTarget::Stderr
         } else {
-            Sink::Stdout
+            OutputTarget::Stdout
         },
     };
-    let ended = inside(&paths, &gate, &place, &asked).context("run failed");
-    let mut outcome = Outcome::new(&place, made);
-    if let Ok(End::Left(code)) = ended {
-        // Of a sandbox that does not answer there is nothing to tell.
-        outcome.error = Some(SILENT.to_owned());
+    let ended = run_in_sandbox(&paths, &gate, &sandbox, &session_command).context("run failed");
+    let mut outcome = RunOutcome::new(&sandbox, made);
+    if let Ok(SessionEnd::Abandoned(code)) = ended {
+        // A sandbox that does not respond has no summary.
+        outcome.error = Some(NOT_RESPONDING.to_owned());
         return finish(outcome, Ok(exit_with(code)), global);
     }
     let code = ended.map(|end| exit_with(end.code()));
-    // Whatever became of the command, its work is looked at. The gate may have gone meanwhile.
-    let told = block_on(async {
+    // The work is committed however the command ended. The gate may have been stopped
+    // meanwhile.
+    let has_commits = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let report = match place.repository {
-            Some(_) => Some(take_snapshot(&gate, &place, &message("run", &args.command)).await?),
+        let report = match sandbox.repository {
+            Some(_) => Some(take_snapshot(&gate, &sandbox, &message("run", &args.command)).await?),
             None => None,
         };
         if global.json {
             outcome
-                .gather(&gate, &place, report.as_ref(), started)
+                .gather(&gate, &sandbox, report.as_ref(), started)
                 .await?;
             return Ok(outcome.commits > 0);
         }
-        summary::tell(&gate, &place, report.as_ref(), started).await
+        summary::print_summary(&gate, &sandbox, report.as_ref(), started).await
     });
-    if args.rm && matches!(told, Ok(false)) {
+    if args.rm && matches!(has_commits, Ok(false)) {
         let removed = block_on(async {
             let gate = background::client(&paths, global.verbose).await?;
-            remove_unless_needed(&gate, &place).await
+            remove_unless_needed(&gate, &sandbox).await
         });
         match removed {
-            Ok(gone) => outcome.kept = !gone,
+            Ok(deleted) => outcome.kept = !deleted,
             Err(error) => outcome.error = Some(format!("delete failed: {error:#}")),
         }
     }
-    if let Err(error) = told {
+    if let Err(error) = has_commits {
         outcome.error = Some(format!("snapshot failed: {error:#}"));
     }
     finish(outcome, code, global)
 }
 
-/// The last words of a run, for a person or for a script, and its exit code.
-fn finish(mut outcome: Outcome, code: Result<Exit>, global: &Global) -> Result<Exit> {
+/// Prints the errors and, with --json, the result of a run; returns its exit code.
+fn finish(mut outcome: RunOutcome, code: Result<CliExit>, global: &Global) -> Result<CliExit> {
     if let Some(error) = &outcome.error {
-        output::say(&format!("palisade: {}", output::safe(error)));
+        output::print_message(&format!("palisade: {}", output::safe(error)));
     }
-    // A command that went well and whose work is not safe did not go well.
+    // A successful command whose work could not be saved is a failed run.
     let code = match code {
-        Ok(Exit::Command(0)) if outcome.error.is_some() => Ok(Exit::Failed),
+        Ok(CliExit::Command(0)) if outcome.error.is_some() => Ok(CliExit::Failed),
         other => other,
     };
     if global.json {
@@ -191,172 +192,181 @@ fn finish(mut outcome: Outcome, code: Result<Exit>, global: &Global) -> Result<E
     code
 }
 
-/// Deletes a sandbox that has nothing to bring home, and says whether it is gone. It stands
-/// still while that is found out, so that nothing can be added; one that does hold something
-/// stays, and says what.
-async fn remove_unless_needed(gate: &Client, place: &Place) -> Result<bool> {
-    let paused = gate.post(&below(place, "pause"), &json!({})).await;
-    let Err(error) = gate.delete(&route(place)).await else {
+/// Deletes a sandbox without unmerged work, and returns whether it was deleted. The sandbox is
+/// paused during the check, so that nothing can be added; one with unmerged work is kept, and
+/// the reason is printed.
+async fn remove_unless_needed(gate: &ControlClient, sandbox: &SandboxInfo) -> Result<bool> {
+    let paused = gate.post(&subroute(sandbox, "pause"), &json!({})).await;
+    let Err(error) = gate.delete(&route(sandbox)).await else {
         return Ok(true);
     };
     if paused.is_ok() {
-        gate.post(&below(place, "resume"), &json!({})).await?;
+        gate.post(&subroute(sandbox, "resume"), &json!({})).await?;
     }
-    if !matches!(&error, ClientError::Refused { status, .. } if status.as_u16() == 409) {
+    if !matches!(&error, ControlClientError::Refused { status, .. } if status.as_u16() == 409) {
         return Err(error.into());
     }
     let why = output::safe(&error.to_string());
-    output::say(&format!("palisade: {} stays: {why}", place.name));
+    output::print_message(&format!("palisade: {} was kept: {why}", sandbox.name));
     Ok(false)
 }
 
-/// A name from the command and a short random tail.
+/// A sandbox name from the command and a short random suffix.
 pub fn name_after(command: &[OsString]) -> Result<String> {
-    let mut tail = [0; 2];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut tail)?;
+    let mut suffix = [0; 2];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut suffix)?;
     let program = command.first().map(PathBuf::from).unwrap_or_default();
     let program = program.file_name().unwrap_or_default().to_string_lossy();
     let stem: String = program.chars().take(40).collect();
     let stem = Slug::from_name(&stem).map_or_else(|_| "run".to_owned(), String::from);
-    Ok(format!("{stem}-{:02x}{:02x}", tail[0], tail[1]))
+    Ok(format!("{stem}-{:02x}{:02x}", suffix[0], suffix[1]))
 }
 
-/// What a command's snapshot is called.
+/// The commit message of a command's snapshot.
 fn message(word: &str, command: &[OsString]) -> String {
     let line: Vec<String> = command
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
     let line = line.join(" ");
-    let short: String = line.chars().take(LONGEST_MESSAGE).collect();
+    let short: String = line.chars().take(MAX_MESSAGE).collect();
     format!("{word}: {short}")
 }
 
-pub fn exec(args: &ExecArgs, global: &Global) -> Result<Exit> {
-    let asked = Asked {
+pub fn exec(args: &ExecArgs, global: &Global) -> Result<CliExit> {
+    let session_command = SessionCommand {
         command: &args.command,
         running: &args.running,
         purpose: Purpose::Exec,
-        talks: false,
+        interactive: false,
         as_is: true,
-        stdout: Sink::Stdout,
+        stdout: OutputTarget::Stdout,
     };
-    enter(&args.name, &asked, global).context("exec failed")
+    enter(&args.name, &session_command, global).context("exec failed")
 }
 
-pub fn shell(args: &ShellArgs, global: &Global) -> Result<Exit> {
+pub fn shell(args: &ShellArgs, global: &Global) -> Result<CliExit> {
     let mut command = vec![OsString::from("/bin/sh"), "-c".into()];
     match &args.line {
         Some(line) => command.push(line.clone()),
-        // The best there is, as a login shell would be.
+        // Bash if it is installed, otherwise sh.
         None => command.push("exec $(command -v bash || command -v sh)".into()),
     }
-    let asked = Asked {
+    let session_command = SessionCommand {
         command: &command,
         running: &args.running,
         purpose: Purpose::Shell,
-        talks: args.line.is_none(),
+        interactive: args.line.is_none(),
         as_is: true,
-        stdout: Sink::Stdout,
+        stdout: OutputTarget::Stdout,
     };
-    enter(&args.name, &asked, global).context("shell failed")
+    enter(&args.name, &session_command, global).context("shell failed")
 }
 
-fn enter(name: &str, asked: &Asked<'_>, global: &Global) -> Result<Exit> {
+fn enter(name: &str, session_command: &SessionCommand<'_>, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
-    let (gate, place) = block_on(async {
+    let (gate, sandbox) = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = sandbox_lookup::find(&gate, name).await?;
-        Ok((gate, place))
+        let sandbox = sandbox_lookup::find(&gate, name).await?;
+        Ok((gate, sandbox))
     })?;
-    if place.is_elsewhere() {
-        let remote = remote::open(&place.id, global)?;
-        block_on(begin_session(&gate, &place, asked.purpose))?;
+    if sandbox.is_remote() {
+        let remote = remote::open(&sandbox.id, global)?;
+        block_on(begin_session(&gate, &sandbox, session_command.purpose))?;
         let command = SandboxCommand {
-            environment: environment_said(&asked.running.env)?,
-            directory: asked.running.workdir.clone(),
-            ..SandboxCommand::new(asked.command.to_vec())
+            environment: given_variables(&session_command.running.env)?,
+            directory: session_command.running.workdir.clone(),
+            ..SandboxCommand::new(session_command.command.to_vec())
         };
-        return match asked.purpose {
-            Purpose::Shell if asked.talks => remote::shell(&remote, &command),
+        return match session_command.purpose {
+            Purpose::Shell if session_command.interactive => remote::shell(&remote, &command),
             _ => remote::exec(&remote, &command).map_err(with_advice),
         };
     }
-    let end = inside(&paths, &gate, &place, asked)?;
-    if let End::Left(_) = end {
-        output::say(&format!("palisade: {SILENT}"));
+    let end = run_in_sandbox(&paths, &gate, &sandbox, session_command)?;
+    if let SessionEnd::Abandoned(_) = end {
+        output::print_message(&format!("palisade: {NOT_RESPONDING}"));
     }
     Ok(exit_with(end.code()))
 }
 
-/// Enters a sandbox on record; the gate answers what a command in it may know.
-pub async fn begin_session(gate: &Client, place: &Place, purpose: Purpose) -> Result<Value> {
-    let body = json!({ "purpose": purpose });
-    Ok(gate.post(&below(place, "session"), &body).await?)
-}
-
-/// A command that is to run.
-struct Asked<'a> {
-    command: &'a [OsString],
-    running: &'a Running,
+/// Opens a session, which the gate records; its response names the variables to pass on.
+pub async fn begin_session(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
     purpose: Purpose,
-    /// Whether it is an interactive shell.
-    talks: bool,
-    /// The agent's command line is not extended.
-    as_is: bool,
-    /// Where its output goes. What it says on its error output goes to ours.
-    stdout: Sink,
+) -> Result<Value> {
+    let body = json!({ "purpose": purpose });
+    Ok(gate.post(&subroute(sandbox, "session"), &body).await?)
 }
 
-/// Runs a command to its end.
-fn inside(paths: &Paths, gate: &Client, place: &Place, asked: &Asked<'_>) -> Result<End> {
-    let session = block_on(begin_session(gate, place, asked.purpose))?;
+/// A command to run in a sandbox.
+struct SessionCommand<'a> {
+    command: &'a [OsString],
+    running: &'a CommandOptions,
+    purpose: Purpose,
+    /// Whether the command is an interactive shell.
+    interactive: bool,
+    /// Whether to leave the agent's own sandbox on.
+    as_is: bool,
+    /// Where the command's stdout goes. Its stderr goes to stderr.
+    stdout: OutputTarget,
+}
+
+/// Runs a command in a sandbox until it ends.
+fn run_in_sandbox(
+    paths: &Paths,
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
+    session_command: &SessionCommand<'_>,
+) -> Result<SessionEnd> {
+    let session = block_on(begin_session(gate, sandbox, session_command.purpose))?;
     let named = session.get("environment").and_then(Value::as_array);
     let named: Vec<&str> = named
         .into_iter()
         .flatten()
         .filter_map(Value::as_str)
         .collect();
-    let mut environment = environment(&named, &asked.running.env)?;
-    let mut words = asked.command.to_vec();
-    if !asked.as_is {
-        let fitted = agents::fit(&words, &environment);
-        if let Some(added) = fitted.added {
-            output::say(&format!(
-                "palisade: started with {added}: it is in a sandbox already (--as-is to leave \
-                 that out)"
+    let mut environment = environment(&named, &session_command.running.env)?;
+    let mut words = session_command.command.to_vec();
+    if !session_command.as_is {
+        let command = agents::disable_own_sandbox(&words, &environment);
+        if let Some(added) = command.added {
+            output::print_message(&format!(
+                "palisade: started with {added}: turns off the agent's own sandbox (--as-is leaves \
+                 it on)"
             ));
         }
-        let variable = fitted.variable;
+        let variable = command.variable;
         environment.extend(variable.map(|(name, value)| (name.into(), value.into())));
-        words = fitted.command;
+        words = command.command;
     }
     let command = SandboxCommand {
         environment,
-        directory: asked.running.workdir.clone(),
+        directory: session_command.running.workdir.clone(),
         ..SandboxCommand::new(words)
     };
-    let terminal = match asked.stdout {
-        Sink::Stdout => relay::own_terminal().filter(|_| !asked.running.no_tty),
-        // A terminal has one output only.
-        Sink::Stderr => None,
+    let terminal = match session_command.stdout {
+        OutputTarget::Stdout => relay::own_terminal().filter(|_| !session_command.running.no_tty),
+        // A terminal has only one output stream.
+        OutputTarget::Stderr => None,
     };
     let backend = backend(paths);
-    let started = backend.start(&place.id, &command, terminal)?;
-    let id = place.id.clone();
+    let started = backend.start(&sandbox.id, &command, terminal)?;
+    let id = sandbox.id.clone();
     let options = RelayOptions {
         on_terminal: terminal.is_some(),
-        stdout: asked.stdout,
-        answers: Arc::new(move || backend.is_responding(&id)),
+        stdout: session_command.stdout,
+        is_responding: Arc::new(move || backend.is_responding(&id)),
     };
     let end = relay::relay_session(started, options).map_err(with_advice)?;
-    if let End::Stopped(_, why) = &end {
-        output::say(&format!("palisade: the sandbox was stopped: {why}"));
+    if let SessionEnd::Stopped(_, why) = &end {
+        output::print_message(&format!("palisade: the sandbox was stopped: {why}"));
     }
     Ok(end)
 }
 
-/// Says where a program or a directory must be, since that is not where the operator looks.
+/// Adds where a program or directory must be in the sandbox, since that differs from the host.
 fn with_advice(error: anyhow::Error) -> anyhow::Error {
     let advice = match error.downcast_ref::<SandboxError>() {
         Some(SandboxError::Start { step, .. }) if step == "running it" => {
@@ -368,15 +378,15 @@ fn with_advice(error: anyhow::Error) -> anyhow::Error {
         }
         _ => return error,
     };
-    Failure::new(exit_of(&error), format!("{error:#}; {advice}")).into()
+    CliError::new(exit_of(&error), format!("{error:#}; {advice}")).into()
 }
 
-/// The command's own code.
-fn exit_with(code: i32) -> Exit {
-    Exit::Command(u8::try_from(code).unwrap_or(1))
+/// The exit code of the command.
+fn exit_with(code: i32) -> CliExit {
+    CliExit::Command(u8::try_from(code).unwrap_or(1))
 }
 
-/// The backend, to enter with. Making and removing are the gate's.
+/// The backend, for sessions only. The gate creates and removes sandboxes.
 pub fn backend(paths: &Paths) -> Namespace {
     Namespace::new(
         paths.state_dir.join("sandboxes"),
@@ -385,27 +395,31 @@ pub fn backend(paths: &Paths) -> Namespace {
     )
 }
 
-fn environment(named: &[&str], asked: &[String]) -> Result<Vec<(OsString, OsString)>> {
-    let is_passed_on =
-        |name: &str| PASSED_ON.contains(&name) || name.starts_with("LC_") || named.contains(&name);
+fn environment(named: &[&str], given: &[String]) -> Result<Vec<(OsString, OsString)>> {
+    let is_passed_on = |name: &str| {
+        PASSED_VARIABLES.contains(&name) || name.starts_with("LC_") || named.contains(&name)
+    };
     let mut variables: Vec<(OsString, OsString)> = std::env::vars_os()
         .filter(|(name, _)| name.to_str().is_some_and(is_passed_on))
         .collect();
-    variables.extend(environment_said(asked)?);
+    variables.extend(given_variables(given)?);
     Ok(variables)
 }
 
-/// The variables that were asked for one by one.
-fn environment_said(asked: &[String]) -> Result<Vec<(OsString, OsString)>> {
+/// The variables of `--env`.
+fn given_variables(given: &[String]) -> Result<Vec<(OsString, OsString)>> {
     let mut variables = Vec::new();
-    for one in asked {
+    for one in given {
         let (name, value) = match one.split_once('=') {
             Some((name, value)) => (name, Some(OsString::from(value))),
             None => (one.as_str(), std::env::var_os(one)),
         };
         if name.is_empty() {
-            let message = format!("--env wants NAME=VALUE, not '{}'", output::safe(one));
-            return Err(Failure::new(Exit::Usage, message).into());
+            let message = format!(
+                "invalid --env '{}': expected NAME=VALUE or NAME",
+                output::safe(one)
+            );
+            return Err(CliError::new(CliExit::Usage, message).into());
         }
         if let Some(value) = value {
             variables.push((name.into(), value));
@@ -419,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_is_named_after_its_command() {
+    fn sandbox_is_named_after_its_command() {
         for (command, stem) in [
             ("/usr/bin/claude", "claude-"),
             ("./a b.sh", "a-b-sh-"),
@@ -432,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_says_what_was_run_and_is_bounded() {
+    fn commit_message_names_the_command_and_is_bounded() {
         let command: Vec<OsString> = ["cargo", "test"].map(Into::into).into();
         assert_eq!(message("run", &command), "run: cargo test");
         assert_eq!(message("run", &["x".repeat(5000).into()]).len(), 205);

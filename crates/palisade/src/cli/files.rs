@@ -17,18 +17,18 @@ use crate::cli::enter::{backend, begin_session};
 use crate::cli::sandbox_lookup;
 use crate::cli::summary::count;
 use crate::cli::{Global, block_on, remote};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
-/// What an agent may hand out in one go.
+/// Limits of one transfer.
 const BOUNDS: TransferBounds = TransferBounds {
     bytes: 16 << 30,
     entries: 1_000_000,
 };
 
-/// Files that steer tools, as far as they are named.
-const STEERING_SHOWN: usize = 20;
+/// Maximum number of sensitive files that are listed.
+const MAX_SENSITIVE_SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
 pub struct UploadArgs {
@@ -55,13 +55,13 @@ pub struct DownloadArgs {
     pub overwrite: bool,
 }
 
-pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(String, TransferSummary)> {
+pub fn upload(args: &UploadArgs, global: &Global) -> Result<CliExit> {
+    let copy = || -> Result<(String, TransferSummary)> {
         if args.source.symlink_metadata().is_err() {
-            let message = format!("there is no '{}'", args.source.display());
-            return Err(Failure::new(Exit::NotFound, message).into());
+            let message = format!("'{}' does not exist", args.source.display());
+            return Err(CliError::new(CliExit::NotFound, message).into());
         }
-        let Entered { id, name, backend } = enter(&args.name, Purpose::Upload, global)?;
+        let SandboxSession { id, name, backend } = enter(&args.name, Purpose::Upload, global)?;
         let bar = bar("uploading");
         let state = global.paths()?.state_dir;
         let moved = send(&*backend, &id, &args.to, &BOUNDS, |archive| {
@@ -71,14 +71,14 @@ pub fn upload(args: &UploadArgs, global: &Global) -> Result<Exit> {
         bar.finish_and_clear();
         Ok((name, moved?))
     };
-    let (name, moved) = work().context("upload failed")?;
-    let words = format!("Uploaded {} to {name}", summary(&moved));
-    tell(&moved, &words, global)
+    let (name, moved) = copy().context("upload failed")?;
+    let line = format!("Uploaded {} to {name}", summary(&moved));
+    report(&moved, &line, global)
 }
 
-pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
-    let work = || -> Result<(String, TransferSummary)> {
-        let Entered { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
+pub fn download(args: &DownloadArgs, global: &Global) -> Result<CliExit> {
+    let copy = || -> Result<(String, TransferSummary)> {
+        let SandboxSession { id, name, backend } = enter(&args.name, Purpose::Download, global)?;
         let bar = bar("downloading");
         let rules = UnpackRules {
             overwrite: if args.overwrite {
@@ -89,7 +89,7 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
             ..UnpackRules::FOR_HOST
         };
         let moved = fetch(&*backend, &id, &args.source, &BOUNDS, |archive| {
-            let mut counted = Counted {
+            let mut counted = ProgressReader {
                 inner: archive,
                 bar: bar.clone(),
             };
@@ -98,12 +98,12 @@ pub fn download(args: &DownloadArgs, global: &Global) -> Result<Exit> {
         bar.finish_and_clear();
         Ok((name, moved?))
     };
-    let (name, moved) = work().context("download failed")?;
-    let words = format!("Downloaded {} from {name}", summary(&moved));
-    tell(&moved, &words, global)
+    let (name, moved) = copy().context("download failed")?;
+    let line = format!("Downloaded {} from {name}", summary(&moved));
+    report(&moved, &line, global)
 }
 
-/// Brings what `pack` writes into a sandbox.
+/// Uploads the archive that `pack` writes.
 pub fn send(
     backend: &(dyn SandboxBackend + Sync),
     id: &SandboxId,
@@ -121,13 +121,13 @@ pub fn send(
         });
         let mut reader = BufReader::with_capacity(1 << 18, reader);
         let unpacked = backend.upload(id, to, &mut reader, bounds);
-        // Nobody reads any more: the packer ends, too.
+        // Without a reader the packing thread ends, too.
         drop(reader);
         (unpacked, packing.join())
     });
     let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
-    // An archive that was cut short is so because packing failed; otherwise what failed
-    // inside is why packing failed, if both did.
+    // A truncated archive means that packing failed. If both failed for another reason, the
+    // error in the sandbox is the cause.
     match (unpacked, packed) {
         (Ok(mut moved), Ok(packed)) => {
             moved.left_out.extend(packed.left_out);
@@ -140,7 +140,7 @@ pub fn send(
     }
 }
 
-/// Has `unpack` read what a sandbox gives out.
+/// Downloads an archive and passes it to `unpack`.
 pub fn fetch(
     backend: &(dyn SandboxBackend + Sync),
     id: &SandboxId,
@@ -162,8 +162,8 @@ pub fn fetch(
         (packing.join(), unpacked)
     });
     let packed = packed.map_err(|_| anyhow::anyhow!("packing failed"))?;
-    // An archive that was cut short is so because packing failed inside; a packer that lost
-    // its reader failed because of what was found here.
+    // A truncated archive means that packing in the sandbox failed; a packer that lost its
+    // reader failed because unpacking did.
     match (packed, unpacked) {
         (Ok(packed), Ok(mut moved)) => {
             moved.left_out.extend(packed.left_out);
@@ -175,29 +175,29 @@ pub fn fetch(
     }
 }
 
-/// A sandbox that was entered, whatever keeps it in.
-struct Entered {
+/// A session in a sandbox, with the backend to use.
+struct SandboxSession {
     id: SandboxId,
     name: String,
     backend: Box<dyn SandboxBackend + Send + Sync>,
 }
 
-fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<Entered> {
+fn enter(name: &str, purpose: Purpose, global: &Global) -> Result<SandboxSession> {
     let paths = global.paths()?;
-    let place = block_on(async {
+    let sandbox = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = sandbox_lookup::find(&gate, name).await?;
-        begin_session(&gate, &place, purpose).await?;
-        Ok(place)
+        let sandbox = sandbox_lookup::find(&gate, name).await?;
+        begin_session(&gate, &sandbox, purpose).await?;
+        Ok(sandbox)
     })?;
-    let backend: Box<dyn SandboxBackend + Send + Sync> = if place.is_elsewhere() {
-        Box::new(remote::open(&place.id, global)?)
+    let backend: Box<dyn SandboxBackend + Send + Sync> = if sandbox.is_remote() {
+        Box::new(remote::open(&sandbox.id, global)?)
     } else {
         Box::new(backend(&paths))
     };
-    Ok(Entered {
-        id: place.id,
-        name: place.name.to_string(),
+    Ok(SandboxSession {
+        id: sandbox.id,
+        name: sandbox.name.to_string(),
         backend,
     })
 }
@@ -210,17 +210,17 @@ fn summary(moved: &TransferSummary) -> String {
         .to_owned()
 }
 
-fn tell(moved: &TransferSummary, words: &str, global: &Global) -> Result<Exit> {
+fn report(moved: &TransferSummary, line: &str, global: &Global) -> Result<CliExit> {
     for note in &moved.left_out {
-        output::say(&format!("palisade: {}", output::safe(note)));
+        output::print_message(&format!("palisade: {}", output::safe(note)));
     }
     if !moved.steering.is_empty() {
-        output::say("palisade: these files run or steer tools on your machine:");
-        for note in moved.steering.iter().take(STEERING_SHOWN) {
-            output::say(&format!("  {}", output::safe(note)));
+        output::print_message("palisade: these files execute or configure tools on your machine:");
+        for note in moved.steering.iter().take(MAX_SENSITIVE_SHOWN) {
+            output::print_message(&format!("  {}", output::safe(note)));
         }
-        if moved.steering.len() > STEERING_SHOWN {
-            output::say("  and more");
+        if moved.steering.len() > MAX_SENSITIVE_SHOWN {
+            output::print_message("  and more");
         }
     }
     if global.json {
@@ -231,9 +231,9 @@ fn tell(moved: &TransferSummary, words: &str, global: &Global) -> Result<Exit> {
             "steering": moved.steering,
         }))?;
     } else {
-        output::print_line(words)?;
+        output::print_line(line)?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn bar(what: &'static str) -> ProgressBar {
@@ -251,13 +251,13 @@ fn bar(what: &'static str) -> ProgressBar {
     bar
 }
 
-/// A reader that shows how far it has come.
-struct Counted<R> {
+/// A reader that advances a progress bar.
+struct ProgressReader<R> {
     inner: R,
     bar: ProgressBar,
 }
 
-impl<R: Read> Read for Counted<R> {
+impl<R: Read> Read for ProgressReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let length = self.inner.read(buffer)?;
         self.bar.inc(length as u64);

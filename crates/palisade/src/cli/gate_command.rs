@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
-use control::client::ClientError;
-use control::health::{HealthReport, Status, TaskState};
+use control::client::ControlClientError;
+use control::health::{HealthReport, HealthStatus, TaskState};
 use serde_json::json;
 
 use crate::cli::{Global, block_on};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::{Start, background, lock, watchdog};
 use crate::output;
 use crate::paths::Paths;
@@ -50,7 +50,7 @@ pub enum GateCommand {
     },
 }
 
-pub fn run(command: GateCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: GateCommand, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     match command {
         GateCommand::Run {
@@ -75,41 +75,41 @@ pub fn run(command: GateCommand, global: &Global) -> Result<Exit> {
     }
 }
 
-async fn start(paths: &Paths, global: &Global) -> Result<Exit> {
+async fn start(paths: &Paths, global: &Global) -> Result<CliExit> {
     let started = background::start(paths, global.verbose).await?;
-    let word = if started.was_running {
+    let status = if started.was_running {
         "already running"
     } else {
         "started"
     };
     if global.json {
-        let shown = json!({ "status": word, "pid": started.pid, "control": paths.control });
+        let shown = json!({ "status": status, "pid": started.pid, "control": paths.control });
         output::print_json(&shown)?;
     } else {
         let socket = paths.control.display();
         output::print_line(&format!(
-            "gate {word} (pid {}), control socket {socket}",
+            "gate {status} (pid {}), control socket {socket}",
             started.pid
         ))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn stop(paths: &Paths, force: bool, global: &Global) -> Result<Exit> {
+async fn stop(paths: &Paths, force: bool, global: &Global) -> Result<CliExit> {
     let stopped = background::stop(paths, force).await?;
-    let word = if stopped { "stopped" } else { "not running" };
+    let status = if stopped { "stopped" } else { "not running" };
     if global.json {
-        output::print_json(&json!({ "status": word }))?;
+        output::print_json(&json!({ "status": status }))?;
     } else {
-        output::print_line(&format!("gate {word}"))?;
+        output::print_line(&format!("gate {status}"))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-async fn status(paths: &Paths, global: &Global) -> Result<Exit> {
+async fn status(paths: &Paths, global: &Global) -> Result<CliExit> {
     let report = match background::report(paths).await {
         Ok(report) => report,
-        Err(ClientError::Unreachable { .. }) => return not_answering(paths, global),
+        Err(ControlClientError::Unreachable { .. }) => return not_answering(paths, global),
         Err(other) => return Err(other.into()),
     };
     if global.json {
@@ -131,10 +131,10 @@ async fn status(paths: &Paths, global: &Global) -> Result<Exit> {
     } else {
         output::print_line(&describe(&report, paths))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn not_answering(paths: &Paths, global: &Global) -> Result<Exit> {
+fn not_answering(paths: &Paths, global: &Global) -> Result<CliExit> {
     if global.json {
         let holder = lock::holder(&paths.lock())?;
         output::print_json(&json!({
@@ -145,18 +145,18 @@ fn not_answering(paths: &Paths, global: &Global) -> Result<Exit> {
             "control": paths.control,
             "state_dir": paths.state_dir,
         }))?;
-        return Ok(Exit::GateUnreachable);
+        return Ok(CliExit::GateUnreachable);
     }
-    Err(Failure::new(Exit::GateUnreachable, why_unreachable(paths)?).into())
+    Err(CliError::new(CliExit::GateUnreachable, why_unreachable(paths)?).into())
 }
 
-/// Why no gate answers.
+/// Why the gate does not answer.
 fn why_unreachable(paths: &Paths) -> Result<String> {
     let state_dir = paths.state_dir.display();
     if let Some(held) = lock::holder(&paths.lock())? {
         return Ok(format!(
-            "a gate{} holds {state_dir} but does not answer on {}; it may be starting or \
-             listening on another --control",
+            "the gate{} of {state_dir} does not answer on {}: it may be starting, or listen on \
+             another --control socket; see: palisade gate logs",
             held.pid
                 .map_or_else(String::new, |pid| format!(" (pid {pid})")),
             paths.control.display()
@@ -169,17 +169,17 @@ fn why_unreachable(paths: &Paths) -> Result<String> {
     }
     Ok(match watchdog::failure(&paths.state_dir) {
         Some(why) => format!(
-            "no gate runs in {state_dir}: {why}; see: palisade gate logs; start it again: \
-             palisade gate start"
+            "the gate is not running in {state_dir}: {why}; see: palisade gate logs; start it \
+             again: palisade gate start"
         ),
-        None => format!("no gate runs in {state_dir}; start one: palisade gate start"),
+        None => format!("the gate is not running in {state_dir}; start it: palisade gate start"),
     })
 }
 
 fn describe(report: &HealthReport, paths: &Paths) -> String {
     let status = match report.status {
-        Status::Healthy => "healthy",
-        Status::Degraded => "degraded",
+        HealthStatus::Healthy => "healthy",
+        HealthStatus::Degraded => "degraded",
     };
     let config = report.config.as_ref().map_or_else(
         || "none, all defaults".to_owned(),
@@ -207,7 +207,7 @@ fn describe(report: &HealthReport, paths: &Paths) -> String {
     for (name, task) in &report.tasks {
         let state = match task.state {
             TaskState::Running => "running",
-            TaskState::Waiting => "waiting to be started again",
+            TaskState::Waiting => "waiting for its restart",
             TaskState::Stopped => "stopped",
         };
         let past = match (&task.last_error, task.restarts) {
@@ -223,11 +223,11 @@ fn describe(report: &HealthReport, paths: &Paths) -> String {
 }
 
 /// `palisade health`.
-pub fn health(global: &Global) -> Result<Exit> {
+pub fn health(global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     let report = match block_on(async { Ok(background::report(&paths).await) })? {
-        Err(ClientError::Unreachable { .. }) => {
-            return Err(Failure::new(Exit::GateUnreachable, why_unreachable(&paths)?).into());
+        Err(ControlClientError::Unreachable { .. }) => {
+            return Err(CliError::new(CliExit::GateUnreachable, why_unreachable(&paths)?).into());
         }
         other => other?,
     };
@@ -237,17 +237,18 @@ pub fn health(global: &Global) -> Result<Exit> {
         output::print_line(&describe(&report, &paths))?;
     }
     Ok(match report.status {
-        Status::Healthy => Exit::Ok,
-        Status::Degraded => Exit::Failed,
+        HealthStatus::Healthy => CliExit::Ok,
+        HealthStatus::Degraded => CliExit::Failed,
     })
 }
 
-fn logs(path: &Path, lines: usize, follow: bool) -> Result<Exit> {
+fn logs(path: &Path, lines: usize, follow: bool) -> Result<CliExit> {
     let file = std::fs::File::open(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => anyhow::Error::from(Failure::new(
-            Exit::NotFound,
+        std::io::ErrorKind::NotFound => anyhow::Error::from(CliError::new(
+            CliExit::NotFound,
             format!(
-                "there is no {}; a gate in the foreground logs to stderr",
+                "{} does not exist: no gate has run in the background yet, and a gate in the \
+                 foreground logs to stderr",
                 path.display()
             ),
         )),
@@ -268,10 +269,10 @@ fn logs(path: &Path, lines: usize, follow: bool) -> Result<Exit> {
     if follow {
         block_on(follow_log(path, reader.stream_position()?))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-/// Prints what is appended, also after the file was set aside for a new one.
+/// Prints what is appended to the log, also after a rotation.
 async fn follow_log(path: &Path, mut position: u64) -> Result<()> {
     loop {
         tokio::time::sleep(Duration::from_millis(200)).await;

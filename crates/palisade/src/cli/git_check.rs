@@ -1,4 +1,4 @@
-//! `palisade git check`: what a push would be told, without pushing.
+//! `palisade git check`: the decision about a push, without pushing.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,7 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use config::Settings;
 use config::section::scan::GitAction;
 use egress::git_protocol::size;
-use policy::push::{Case, Findings, ObjectFormat, Secrets};
+use policy::push::{Findings, ObjectFormat, PushContext, SecretDecision};
 use policy::reason::Reason;
 use policy::refs::{ObjectId, RefFacts, RefName, RefUpdate};
 use policy::registration::AuthMode;
@@ -21,8 +21,8 @@ use sandbox::pack_reader::{PackFile, PackReaderError, PackReaderPool};
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
-use crate::exit::{Exit, Failure};
-use crate::gate::{JUDGE, environment};
+use crate::exit::{CliError, CliExit};
+use crate::gate::{PACK_READER, environment};
 use crate::output;
 
 #[derive(Debug, Subcommand)]
@@ -31,7 +31,7 @@ pub enum GitCommand {
     #[command(after_help = "\
 Examples:
   palisade git check --range origin/main..HEAD
-      what this branch would be told; OLD is what upstream has
+      the decision about this branch; OLD is what upstream has
   palisade git check --range origin/main..fix --ref palisade/fix --auth-mode bot
       the same under another name, as a bot
   palisade git check --bundle work.bundle
@@ -41,11 +41,11 @@ The rules are those of the configuration's git section. Every object is read as 
 reads it: in a process without keys, files or network. Nothing is sent, nothing is changed.
 What upstream has is taken from this repository's remote-tracking branches of origin.
 Exits 0 when the push would be allowed, 7 when it would be refused.")]
-    Check(CheckArgs),
+    Check(GitCheckArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub struct GitCheckArgs {
     /// Check the commits of a range: what NEW adds to OLD
     #[arg(
         long,
@@ -82,8 +82,8 @@ enum Mode {
     Bot,
 }
 
-/// A push that is only checked.
-struct Push {
+/// A push to check.
+struct CheckedPush {
     format: ObjectFormat,
     updates: Vec<RefUpdate>,
     facts: Vec<RefFacts>,
@@ -93,41 +93,45 @@ struct Push {
 }
 
 /// Runs `palisade git …`.
-pub fn run(command: GitCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: GitCommand, global: &Global) -> Result<CliExit> {
     let GitCommand::Check(args) = command;
     let paths = global.paths()?;
     let settings = config::load(paths.config.current(), &environment)
-        .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?;
+        .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?;
     let push = match (&args.range, &args.bundle) {
         (Some(range), _) => of_range(range, &args)?,
         (None, Some(file)) => of_bundle(file, &args)?,
-        (None, None) => return Err(Failure::new(Exit::Usage, "say --range or --bundle").into()),
+        (None, None) => {
+            return Err(
+                CliError::new(CliExit::Usage, "missing --range OLD..NEW or --bundle FILE").into(),
+            );
+        }
     };
     let waiting = output::Spinner::start("reading the push");
-    let opinion = judge(push, &settings, &args);
+    let report = check_push(push, &settings, &args);
     waiting.end();
-    let opinion = opinion?;
+    let report = report?;
     if global.json {
-        output::print_json(&opinion.as_json())?;
+        output::print_json(&report.as_json())?;
     } else {
-        output::print_line(&opinion.as_text())?;
+        output::print_line(&report.as_text())?;
     }
-    Ok(if opinion.is_refused() {
-        Exit::Denied
+    Ok(if report.is_refused() {
+        CliExit::Denied
     } else {
-        Exit::Ok
+        CliExit::Ok
     })
 }
 
-fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
-    let home = HostRepository::discover(&args.repo)?;
+fn of_range(range: &str, args: &GitCheckArgs) -> Result<CheckedPush> {
+    let repository = HostRepository::discover(&args.repo)?;
     let (old, new) = match range.split_once("..") {
         Some((old, new)) => (Some(or_head(old)), or_head(new.trim_start_matches('.'))),
         None => (None, range),
     };
-    let (new, branch) = home.find(new).map_err(not_found)?;
+    let (new, branch) = repository.find(new).map_err(not_found)?;
     let old = old
-        .map(|old| home.find(old).map_err(not_found))
+        .map(|old| repository.find(old).map_err(not_found))
         .transpose()?;
     let old = old.map(|(id, _)| id);
     let name = match (&args.reference, branch) {
@@ -136,14 +140,15 @@ fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
             ref_name(&name)?
         }
         (None, _) => {
-            let message = "the range's end names no branch; say which one with --ref";
-            return Err(Failure::new(Exit::Usage, message).into());
+            let message =
+                "the end of the range is not a branch; name the branch to push to with --ref";
+            return Err(CliError::new(CliExit::Usage, message).into());
         }
     };
-    let default = home.look_up("refs/remotes/origin/HEAD").or(old);
+    let default = repository.look_up("refs/remotes/origin/HEAD").or(old);
     let has: Vec<_> = old.into_iter().collect();
-    let (file, below) = home.pack(&new, &has)?;
-    let upstream = tracking(&home, &name);
+    let (file, below) = repository.pack(&new, &has)?;
+    let upstream = tracking(&repository, &name);
     let mut tips: Vec<_> = below
         .into_iter()
         .chain(old)
@@ -152,7 +157,7 @@ fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
         .collect();
     tips.sort_unstable();
     tips.dedup();
-    let bases = home.pack_tips(&tips, false)?;
+    let bases = repository.pack_tips(&tips, false)?;
     let update = RefUpdate {
         name,
         old: upstream.unwrap_or(ObjectId::Sha1([0; 20])),
@@ -161,9 +166,9 @@ fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
     let facts = RefFacts {
         exists_upstream: Some(upstream.is_some()),
         made_by_this_sandbox: args.own,
-        is_fast_forward: upstream.and_then(|old| home.descends(&new, &old)),
+        is_fast_forward: upstream.and_then(|old| repository.descends(&new, &old)),
     };
-    Ok(Push {
+    Ok(CheckedPush {
         format: ObjectFormat::Sha1,
         updates: vec![update],
         facts: vec![facts],
@@ -176,16 +181,18 @@ fn of_range(range: &str, args: &CheckArgs) -> Result<Push> {
     })
 }
 
-fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
+fn of_bundle(path: &Path, args: &GitCheckArgs) -> Result<CheckedPush> {
     let shown = output::safe(&path.display().to_string());
     let file = File::open(path).map_err(|error| {
         let message = format!("cannot open {shown}: {error}");
-        Failure::new(Exit::NotFound, message)
+        CliError::new(CliExit::NotFound, message)
     })?;
     let bundle = BundleHeader::read(&mut BufReader::new(&file)).map_err(|error| match error {
-        GitError::BadBundle(why) => {
-            Failure::new(Exit::Usage, format!("{shown} is no usable bundle: {why}")).into()
-        }
+        GitError::BadBundle(why) => CliError::new(
+            CliExit::Usage,
+            format!("{shown} is not a valid git bundle: {why}"),
+        )
+        .into(),
         error => anyhow::Error::from(error),
     })?;
     let mut refs = bundle.refs;
@@ -197,34 +204,38 @@ fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
         }
     }
     if refs.is_empty() {
-        let message = format!("{shown} has no such ref; a push moves refs below refs/");
-        return Err(Failure::new(Exit::NotFound, message).into());
+        let message = format!("{shown} does not contain that ref; a push updates refs below refs/");
+        return Err(CliError::new(CliExit::NotFound, message).into());
     }
-    // A bundle with its whole history needs no repository.
-    let home = HostRepository::discover(&args.repo).ok();
+    // A bundle with its full history needs no repository.
+    let repository = HostRepository::discover(&args.repo).ok();
     let mut bases = Vec::new();
     if !bundle.prerequisites.is_empty() {
-        let lacking = || {
+        let missing_commits = || {
             let message = format!(
-                "{shown} builds on commits that are not in '{}'; say where they are with --repo, \
-                 or make the bundle with the whole history",
+                "{shown} needs commits that '{}' does not have; name a repository that has them \
+                 with --repo, or create the bundle with its full history",
                 output::safe(&args.repo.display().to_string())
             );
-            Failure::new(Exit::NotFound, message)
+            CliError::new(CliExit::NotFound, message)
         };
-        let home = home.as_ref().ok_or_else(lacking)?;
+        let repository = repository.as_ref().ok_or_else(missing_commits)?;
         let tips = bundle.prerequisites.iter();
-        let tips = tips.map(|id| home.find(&id.to_string()).map(|(id, _)| id));
-        let tips = tips.collect::<Result<Vec<_>, _>>().map_err(|_| lacking())?;
-        let file = home.pack_tips(&tips, true).map_err(|_| lacking())?;
+        let tips = tips.map(|id| repository.find(&id.to_string()).map(|(id, _)| id));
+        let tips = tips
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|_| missing_commits())?;
+        let file = repository
+            .pack_tips(&tips, true)
+            .map_err(|_| missing_commits())?;
         bases.push(PackFile { file, offset: 0 });
     }
-    let default = home
+    let default = repository
         .as_ref()
-        .and_then(|home| home.look_up("refs/remotes/origin/HEAD"));
+        .and_then(|repository| repository.look_up("refs/remotes/origin/HEAD"));
     let default = default.filter(|_| bundle.format == ObjectFormat::Sha1);
-    if let (Some(home), Some(tip)) = (&home, default) {
-        let file = home.pack_tips(&[tip], false)?;
+    if let (Some(repository), Some(tip)) = (&repository, default) {
+        let file = repository.pack_tips(&[tip], false)?;
         bases.push(PackFile { file, offset: 0 });
     }
     let zero = match bundle.format {
@@ -233,17 +244,19 @@ fn of_bundle(path: &Path, args: &CheckArgs) -> Result<Push> {
     };
     let (mut updates, mut facts) = (Vec::new(), Vec::new());
     for (name, new) in refs {
-        let upstream = home.as_ref().and_then(|home| tracking(home, &name));
+        let upstream = repository
+            .as_ref()
+            .and_then(|repository| tracking(repository, &name));
         let upstream = upstream.filter(|_| bundle.format == ObjectFormat::Sha1);
         facts.push(RefFacts {
-            exists_upstream: home.as_ref().map(|_| upstream.is_some()),
+            exists_upstream: repository.as_ref().map(|_| upstream.is_some()),
             made_by_this_sandbox: args.own,
             is_fast_forward: None,
         });
         let old = upstream.unwrap_or(zero);
         updates.push(RefUpdate { name, old, new });
     }
-    Ok(Push {
+    Ok(CheckedPush {
         format: bundle.format,
         updates,
         facts,
@@ -260,11 +273,11 @@ fn or_head(name: &str) -> &str {
     if name.is_empty() { "HEAD" } else { name }
 }
 
-fn not_found(error: GitError) -> Failure {
-    Failure::new(Exit::NotFound, error.to_string())
+fn not_found(error: GitError) -> CliError {
+    CliError::new(CliExit::NotFound, error.to_string())
 }
 
-/// A ref by its full name, or a branch by its own.
+/// Parses a full ref name or a branch name.
 fn ref_name(name: &str) -> Result<RefName> {
     let full = if name.starts_with("refs/") {
         name.to_owned()
@@ -272,17 +285,17 @@ fn ref_name(name: &str) -> Result<RefName> {
         format!("refs/heads/{name}")
     };
     RefName::parse(full.as_bytes())
-        .map_err(|error| Failure::new(Exit::Usage, format!("--ref: {error}")).into())
+        .map_err(|error| CliError::new(CliExit::Usage, format!("--ref: {error}")).into())
 }
 
-/// Where origin has a branch, as far as this repository knows.
-fn tracking(home: &HostRepository, name: &RefName) -> Option<ObjectId> {
+/// The tip of origin's branch, by the remote-tracking branch.
+fn tracking(repository: &HostRepository, name: &RefName) -> Option<ObjectId> {
     let name = str::from_utf8(name.as_bytes()).ok()?;
     let branch = name.strip_prefix("refs/heads/")?;
-    home.look_up(&format!("refs/remotes/origin/{branch}"))
+    repository.look_up(&format!("refs/remotes/origin/{branch}"))
 }
 
-/// The refusal of a finding that the operator would have to be asked about.
+/// The refusal of a finding that needs an approval.
 fn unattended(found: Denial) -> Denial {
     Denial {
         reason: Reason::AskUnattended,
@@ -291,19 +304,19 @@ fn unattended(found: Denial) -> Denial {
     }
 }
 
-/// What a push would be told.
-struct Opinion {
-    /// Each ref, with its refusal.
+/// The decision about a push.
+struct PushReport {
+    /// Each ref, with its refusal if any.
     refs: Vec<(RefName, Option<Denial>)>,
-    /// What refuses the whole push.
+    /// Refusals of the whole push.
     whole: Vec<Denial>,
-    /// What would only be written down.
+    /// Findings that would only be recorded.
     notes: Vec<String>,
     findings: Findings,
     bytes: u64,
 }
 
-fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
+fn check_push(push: CheckedPush, settings: &Settings, args: &GitCheckArgs) -> Result<PushReport> {
     let git = &settings.git;
     let rules = settings.push_rules(match args.auth_mode {
         Mode::User => AuthMode::User,
@@ -311,7 +324,7 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
     });
     let length = push.pack.file.metadata()?.len();
     let bytes = length.saturating_sub(push.pack.offset);
-    let case = Case {
+    let case = PushContext {
         format: push.format,
         updates: push.updates,
         options: args
@@ -332,9 +345,9 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
         notes.push(size::warning(bytes, limits.hard_limit_bytes));
     }
     let program = PathBuf::from("/proc/self/exe");
-    let child = PackReaderPool::new(program, vec![JUDGE.into()], 1);
-    let judged = block_on(async { Ok(child.read(&case, Some(push.pack), push.bases).await) })?;
-    let findings = match judged {
+    let child = PackReaderPool::new(program, vec![PACK_READER.into()], 1);
+    let read = block_on(async { Ok(child.read(&case, Some(push.pack), push.bases).await) })?;
+    let findings = match read {
         Ok(findings) => findings,
         Err(error @ PackReaderError::Child(_)) => return Err(error.into()),
         Err(error) => {
@@ -344,15 +357,15 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
     };
     whole.extend(findings.path_denial());
     match rules.judge_secrets(&findings) {
-        Secrets::Pass => {
+        SecretDecision::Pass => {
             let noted = findings.secret_denials();
-            notes.extend(noted.iter().map(|one| said("would be noted", one)));
+            notes.extend(noted.iter().map(|one| note("would be noted", one)));
         }
-        Secrets::Ask(found) => whole.extend(found.into_iter().map(unattended)),
-        Secrets::Deny(found) => whole.extend(found),
+        SecretDecision::Ask(found) => whole.extend(found.into_iter().map(unattended)),
+        SecretDecision::Deny(found) => whole.extend(found),
     }
-    let facts = push.facts.into_iter().enumerate().map(|(place, facts)| {
-        let found = findings.fast_forward.get(place).copied().flatten();
+    let facts = push.facts.into_iter().enumerate().map(|(index, facts)| {
+        let found = findings.fast_forward.get(index).copied().flatten();
         RefFacts {
             is_fast_forward: facts.is_fast_forward.or(found),
             ..facts
@@ -365,7 +378,7 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
         let denial = denials.find(|denial| denial.name == update.name.as_bytes());
         (update.name, denial.map(|denial| denial.denial.clone()))
     });
-    Ok(Opinion {
+    Ok(PushReport {
         refs: refs.collect(),
         whole,
         notes,
@@ -374,12 +387,12 @@ fn judge(push: Push, settings: &Settings, args: &CheckArgs) -> Result<Opinion> {
     })
 }
 
-fn said(how: &str, denial: &Denial) -> String {
-    let place = denial.evidence.as_deref().unwrap_or("the push");
-    format!("{how}: {} in {place}", denial.rule)
+fn note(how: &str, denial: &Denial) -> String {
+    let location = denial.evidence.as_deref().unwrap_or("the push");
+    format!("{how}: {} in {location}", denial.rule)
 }
 
-impl Opinion {
+impl PushReport {
     fn is_refused(&self) -> bool {
         !self.whole.is_empty() || self.refs.iter().any(|(_, denial)| denial.is_some())
     }
@@ -392,7 +405,7 @@ impl Opinion {
         };
         let (objects, bytes) = (self.findings.objects, self.bytes);
         let mut lines = vec![format!("{verdict}: {objects} objects, {bytes} bytes")];
-        let mut tell = |denial: &Denial| {
+        let mut add = |denial: &Denial| {
             lines.push(format!("  {}", output::safe(&denial.message)));
             lines.push(format!(
                 "    {}, rule {}",
@@ -403,11 +416,11 @@ impl Opinion {
                 lines.push(format!("    in {}", output::safe(evidence)));
             }
         };
-        self.whole.iter().for_each(&mut tell);
+        self.whole.iter().for_each(&mut add);
         self.refs
             .iter()
             .filter_map(|(_, denial)| denial.as_ref())
-            .for_each(&mut tell);
+            .for_each(&mut add);
         for (name, denial) in &self.refs {
             let name = output::safe(&name.to_string());
             match denial {

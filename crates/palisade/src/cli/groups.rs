@@ -1,4 +1,5 @@
-//! The top-level help: commands in groups with an example each, and global options in one place.
+//! The top-level help: commands in groups with an example each, and global options in one
+//! place.
 
 use std::fmt::Write;
 
@@ -56,14 +57,14 @@ const GROUPS: [Group; 6] = [
     },
 ];
 
-/// What a subcommand's help says about the options it shares with all others.
+/// The line about global options below the help of each subcommand.
 const GLOBAL_OPTIONS: &str = "Global options: --config, --state-dir, --control, --json, --verbose \
                               (see palisade --help)";
 
 /// The command line as it is parsed and as help shows it.
 pub fn command() -> Command {
     let mut root = Cli::command();
-    // Global arguments reach the subcommands here.
+    // Propagates global arguments to the subcommands.
     root.build();
     let global: Vec<String> = root
         .get_arguments()
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn global_options_are_in_the_top_help_alone() {
+    fn global_options_are_only_in_the_top_level_help() {
         let mut root = command();
         let top = root.render_long_help().to_string();
         assert!(

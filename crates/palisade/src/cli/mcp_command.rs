@@ -13,11 +13,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use config::section::logging::LogLevel;
-use mcp::agents::Agents;
+use mcp::agents::AgentServer;
 
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
-use crate::telemetry::{Sink, Telemetry};
+use crate::exit::{CliError, CliExit};
+use crate::telemetry::{LogSink, Telemetry};
 use gate_sandbox_service::GateSandboxService;
 
 #[derive(Debug, Args)]
@@ -32,8 +32,8 @@ Examples:
 
 An agent can make sandboxes of this repository, work in them with read, write, edit, patch, bash,
 ls, glob and grep, and see the diff. Each change is a commit on the sandbox's branch; your own
-files and branches stay as they are until you say palisade merge. An agent cannot choose what a
-sandbox may reach or as whom: that is up to palisade.yaml.")]
+files and branches stay unchanged until you run palisade merge. An agent cannot choose what a
+sandbox may reach, nor its push identity: palisade.yaml does.")]
 pub struct McpArgs {
     /// Directory in the repository to work on [default: the client's working directory]
     #[arg(long, short = 'C', value_name = "DIR")]
@@ -48,16 +48,16 @@ pub enum McpCommand {
     Install(install::InstallArgs),
 }
 
-pub fn run(args: &McpArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: &McpArgs, global: &Global) -> Result<CliExit> {
     match &args.command {
         Some(McpCommand::Install(args)) => install::run(args, global),
         None => serve(args, global).context("mcp failed"),
     }
 }
 
-fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
+fn serve(args: &McpArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
-    // What was given is relative to where we are now.
+    // The paths are relative to the current directory, which changes below.
     let mut kept = global.clone();
     for path in [&mut kept.config, &mut kept.state_dir, &mut kept.control] {
         *path = path.as_ref().map(std::path::absolute).transpose()?;
@@ -65,7 +65,7 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
     if let Some(directory) = &args.directory {
         std::env::set_current_dir(directory).map_err(|error| {
             let message = format!("cannot enter '{}': {error}", directory.display());
-            Failure::new(Exit::Usage, message)
+            CliError::new(CliExit::Usage, message)
         })?;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -74,15 +74,15 @@ fn serve(args: &McpArgs, global: &Global) -> Result<Exit> {
         .build()?;
     let served = runtime.block_on(async {
         let mut settings = config::Settings::default();
-        // Clients show what is on stderr as trouble.
+        // Clients show stderr output as errors.
         settings.logging.level = LogLevel::Warn;
-        let telemetry = Telemetry::start(&settings, global.verbose, Sink::Stderr)?;
-        let shop = GateSandboxService::new(kept, paths);
-        let served = Agents::new(Arc::new(shop)).serve_stdio().await;
+        let telemetry = Telemetry::start(&settings, global.verbose, LogSink::Stderr)?;
+        let service = GateSandboxService::new(kept, paths);
+        let served = AgentServer::new(Arc::new(service)).serve_stdio().await;
         telemetry.finish();
-        served.map(|()| Exit::Ok).map_err(anyhow::Error::from)
+        served.map(|()| CliExit::Ok).map_err(anyhow::Error::from)
     });
-    // A pending read of stdin would keep the process alive.
+    // Without this, a pending read of stdin keeps the process alive.
     runtime.shutdown_background();
     served
 }

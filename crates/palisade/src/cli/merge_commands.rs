@@ -1,6 +1,6 @@
-//! `palisade diff|log|merge|apply|checkout`: an agent's work on its way home.
+//! `palisade diff|log|merge|apply|checkout`: reviews and merges the branch of a sandbox.
 //!
-//! Everything here reads the operator's repository from this process, which holds no key.
+//! These commands read the operator's repository in this process, which holds no keys.
 
 use std::io::IsTerminal;
 
@@ -14,16 +14,16 @@ use sandbox::git::sensitive_paths::SensitivePath;
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 
-use crate::cli::sandbox_lookup::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
 use crate::cli::sandboxes::take_snapshot;
 use crate::cli::summary::{count, letter, lines_of};
 use crate::cli::{Global, block_on, confirm, remote};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
-/// The most of a patch that is shown.
-const LONGEST_PATCH: usize = 64 << 20;
+/// Maximum size of a patch that is shown.
+const MAX_PATCH: usize = 64 << 20;
 
 #[derive(Debug, Args)]
 pub struct DiffArgs {
@@ -33,7 +33,7 @@ pub struct DiffArgs {
     #[arg(long)]
     pub stat: bool,
     #[command(flatten)]
-    pub fresh: Fresh,
+    pub fresh: SnapshotOption,
 }
 
 #[derive(Debug, Args)]
@@ -44,7 +44,7 @@ pub struct LogArgs {
     #[arg(long, short = 'n', default_value_t = 100)]
     pub lines: usize,
     #[command(flatten)]
-    pub fresh: Fresh,
+    pub fresh: SnapshotOption,
 }
 
 #[derive(Debug, Args)]
@@ -64,7 +64,7 @@ pub struct MergeArgs {
     #[arg(long, short)]
     pub message: Option<String>,
     #[command(flatten)]
-    pub landing: Landing,
+    pub options: MergeOptions,
 }
 
 #[derive(Debug, Args)]
@@ -72,82 +72,88 @@ pub struct ApplyArgs {
     /// Sandbox name
     pub name: String,
     #[command(flatten)]
-    pub landing: Landing,
+    pub options: MergeOptions,
 }
 
-/// What lands on the operator's machine.
+/// Options of commands that write to the operator's worktree.
 #[derive(Debug, Args)]
-pub struct Landing {
+pub struct MergeOptions {
     /// Accept files that execute or configure tools on this machine without asking
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
-    pub fresh: Fresh,
+    pub fresh: SnapshotOption,
 }
 
-/// Which state of the workspace.
+/// Whether to commit the workspace first.
 #[derive(Debug, Args)]
-pub struct Fresh {
+pub struct SnapshotOption {
     /// Use the last snapshot instead of taking one now
     #[arg(long)]
     pub no_snapshot: bool,
 }
 
-/// A branch of a sandbox, and the repository it is in.
-struct Work {
-    home: HostRepository,
+/// The branch of a sandbox, and its repository.
+struct SandboxBranch {
+    repository: HostRepository,
     slug: Slug,
 }
 
-impl Work {
-    /// Finds the branch, and has the workspace's present state committed to it first. A
-    /// branch whose sandbox is gone is still there to be brought home.
-    fn find(name: &str, fresh: &Fresh, global: &Global) -> Result<Self> {
+impl SandboxBranch {
+    /// Finds the branch and commits the workspace to it first. The branch of a deleted sandbox
+    /// is found, too.
+    fn find(name: &str, fresh: &SnapshotOption, global: &Global) -> Result<Self> {
         let paths = global.paths()?;
-        let found: Result<Option<Place>> = block_on(async {
+        let found: Result<Option<SandboxInfo>> = block_on(async {
             let gate = background::client(&paths, global.verbose).await?;
-            let place = match sandbox_lookup::find(&gate, name).await {
-                Err(error) if crate::exit::exit_of(&error) == Exit::NotFound => return Ok(None),
+            let sandbox = match sandbox_lookup::find(&gate, name).await {
+                Err(error) if crate::exit::exit_of(&error) == CliExit::NotFound => return Ok(None),
                 other => other?,
             };
-            if place.repository.is_some() && !fresh.no_snapshot {
-                take_snapshot(&gate, &place, "snapshot").await?;
+            if sandbox.repository.is_some() && !fresh.no_snapshot {
+                take_snapshot(&gate, &sandbox, "snapshot").await?;
             }
-            Ok(Some(place))
+            Ok(Some(sandbox))
         });
-        let place = found?;
-        if place.as_ref().is_some_and(Place::is_elsewhere) {
-            return Err(Failure::new(Exit::Exists, remote::NO_BRANCH).into());
+        let sandbox = found?;
+        if sandbox.as_ref().is_some_and(SandboxInfo::is_remote) {
+            return Err(CliError::new(CliExit::Exists, remote::NO_BRANCH).into());
         }
-        let slug = match &place {
-            Some(place) => place.name.clone(),
+        let slug = match &sandbox {
+            Some(sandbox) => sandbox.name.clone(),
             None => Slug::from_name(name)
-                .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?,
+                .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?,
         };
-        // In the worktree we stand in, if it is one of the repository's. Another one may have
-        // a branch of that name as well.
-        let elsewhere = |place: &Place| Here::find().is_none_or(|here| !place.is_of(&here));
-        let home = match &place {
-            Some(place) if elsewhere(place) => place.home()?,
-            Some(_) => sandbox_lookup::here(),
-            None => sandbox_lookup::here().filter(|home| home.tip(&slug).is_ok()),
+        // The current worktree is used if it belongs to the sandbox's repository. Another
+        // repository may have a branch of that name as well.
+        let is_other_repository = |sandbox: &SandboxInfo| {
+            CurrentRepository::find().is_none_or(|here| !sandbox.belongs_to(&here))
         };
-        let home = match home {
-            Some(home) => home,
+        let repository = match &sandbox {
+            Some(sandbox) if is_other_repository(sandbox) => sandbox.host_repository()?,
+            Some(_) => sandbox_lookup::current_repository(),
+            None => sandbox_lookup::current_repository()
+                .filter(|repository| repository.tip(&slug).is_ok()),
+        };
+        let repository = match repository {
+            Some(repository) => repository,
             None => {
                 let message = sandbox::contract::SandboxError::NotFound(name.to_owned());
-                return Err(Failure::new(Exit::NotFound, message.to_string()).into());
+                return Err(CliError::new(CliExit::NotFound, message.to_string()).into());
             }
         };
-        home.tip(&slug)?;
-        Ok(Self { home, slug })
+        repository.tip(&slug)?;
+        Ok(Self { repository, slug })
     }
 }
 
-pub fn diff(args: &DiffArgs, global: &Global) -> Result<Exit> {
-    let work = Work::find(&args.name, &args.fresh, global).context("diff failed")?;
-    let most = if args.stat { 0 } else { LONGEST_PATCH };
-    let changes = work.home.diff(&work.slug, most).context("diff failed")?;
+pub fn diff(args: &DiffArgs, global: &Global) -> Result<CliExit> {
+    let branch = SandboxBranch::find(&args.name, &args.fresh, global).context("diff failed")?;
+    let max_patch = if args.stat { 0 } else { MAX_PATCH };
+    let changes = branch
+        .repository
+        .diff(&branch.slug, max_patch)
+        .context("diff failed")?;
     if global.json {
         output::print_json(&shown(&changes))?;
     } else if args.stat {
@@ -155,10 +161,10 @@ pub fn diff(args: &DiffArgs, global: &Global) -> Result<Exit> {
     } else {
         print_patch(&changes.patch)?;
         if changes.cut {
-            output::say("palisade: the patch is longer than what is shown; see it with git diff");
+            output::print_message("palisade: the patch is truncated; for all of it: git diff");
         }
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 fn shown(changes: &BranchDiff) -> Value {
@@ -208,7 +214,7 @@ fn stat(changes: &BranchDiff) -> String {
     lines.join("\n")
 }
 
-/// For a terminal in colour and harmless, for a pipe byte for byte.
+/// Prints a patch: coloured and escaped on a terminal, unchanged otherwise.
 fn print_patch(patch: &[u8]) -> Result<()> {
     if !std::io::stdout().is_terminal() {
         return output::write_out(patch);
@@ -221,18 +227,18 @@ fn print_patch(patch: &[u8]) -> Result<()> {
             [b'd', b'i', b'f', b'f', ..] => "\x1b[1m",
             _ => "",
         };
-        // Tabs are no danger and hold code together.
+        // Tabs are harmless and kept for indentation.
         let line: Vec<String> = line.split('\t').map(output::safe).collect();
         output::print_line(&format!("{colour}{}\x1b[0m", line.join("\t")))?;
     }
     Ok(())
 }
 
-pub fn log(args: &LogArgs, global: &Global) -> Result<Exit> {
-    let work = Work::find(&args.name, &args.fresh, global).context("log failed")?;
-    let entries = work
-        .home
-        .log(&work.slug, args.lines)
+pub fn log(args: &LogArgs, global: &Global) -> Result<CliExit> {
+    let branch = SandboxBranch::find(&args.name, &args.fresh, global).context("log failed")?;
+    let entries = branch
+        .repository
+        .log(&branch.slug, args.lines)
         .context("log failed")?;
     if global.json {
         let rows: Vec<Value> = entries
@@ -248,7 +254,7 @@ pub fn log(args: &LogArgs, global: &Global) -> Result<Exit> {
             })
             .collect();
         output::print_json(&rows)?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     for entry in entries {
         let time = jiff::Timestamp::from_second(entry.time)
@@ -261,57 +267,57 @@ pub fn log(args: &LogArgs, global: &Global) -> Result<Exit> {
             entry.subject
         )))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-pub fn merge(args: &MergeArgs, global: &Global) -> Result<Exit> {
+pub fn merge(args: &MergeArgs, global: &Global) -> Result<CliExit> {
     let strategy = match (args.ff_only, args.no_ff, args.squash) {
         (true, _, _) => MergeMode::FastForward,
         (_, true, _) => MergeMode::Merge,
         (_, _, true) => MergeMode::Squash,
         _ => MergeMode::Auto,
     };
-    let done = land(&args.name, &args.landing, global, |work| {
-        Ok(work
-            .home
-            .merge(&work.slug, strategy, args.message.as_deref())?)
+    let done = confirm_and_merge(&args.name, &args.options, global, |branch| {
+        Ok(branch
+            .repository
+            .merge(&branch.slug, strategy, args.message.as_deref())?)
     });
-    let (work, merged) = done.context("merge failed")?;
+    let (branch, merged) = done.context("merge failed")?;
     let line = if merged.moved {
         let id = merged.commit.to_string();
         format!(
             "Merged {}: {} changed, now at {}",
-            work.slug,
+            branch.slug,
             count(merged.paths.len(), "file"),
             id.get(..12).unwrap_or(&id)
         )
     } else {
-        format!("Nothing to merge from {}", work.slug)
+        format!("Nothing to merge from {}", branch.slug)
     };
-    tell(&merged, &line, global)
+    report(&merged, &line, global)
 }
 
-pub fn apply(args: &ApplyArgs, global: &Global) -> Result<Exit> {
-    let done = land(&args.name, &args.landing, global, |work| {
-        Ok(work.home.apply(&work.slug)?)
+pub fn apply(args: &ApplyArgs, global: &Global) -> Result<CliExit> {
+    let done = confirm_and_merge(&args.name, &args.options, global, |branch| {
+        Ok(branch.repository.apply(&branch.slug)?)
     });
-    let (work, merged) = done.context("apply failed")?;
+    let (branch, merged) = done.context("apply failed")?;
     let line = format!(
         "Applied {} to your worktree: {} changed",
-        work.slug,
+        branch.slug,
         count(merged.paths.len(), "file")
     );
-    tell(&merged, &line, global)
+    report(&merged, &line, global)
 }
 
-pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<Exit> {
+pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<CliExit> {
     let switch = || -> Result<CheckoutOutcome> {
-        let work = Work::find(&args.name, &args.landing.fresh, global)?;
-        agree_to(
-            &work.home.checkout_sensitive_paths(&work.slug)?,
-            args.landing.yes,
+        let branch = SandboxBranch::find(&args.name, &args.options.fresh, global)?;
+        confirm_sensitive_paths(
+            &branch.repository.checkout_sensitive_paths(&branch.slug)?,
+            args.options.yes,
         )?;
-        Ok(work.home.checkout(&work.slug)?)
+        Ok(branch.repository.checkout(&branch.slug)?)
     };
     let switched = switch().context("checkout failed")?;
     let commit = switched.commit.to_string();
@@ -321,10 +327,10 @@ pub fn checkout(args: &ApplyArgs, global: &Global) -> Result<Exit> {
         let files = count(switched.paths.len(), "file");
         output::print_line(&format!("On {}: {files} changed", switched.branch))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn tell(merged: &MergeOutcome, line: &str, global: &Global) -> Result<Exit> {
+fn report(merged: &MergeOutcome, line: &str, global: &Global) -> Result<CliExit> {
     if global.json {
         let paths: Vec<_> = merged
             .paths
@@ -337,33 +343,34 @@ fn tell(merged: &MergeOutcome, line: &str, global: &Global) -> Result<Exit> {
     } else {
         output::print_line(line)?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-/// Brings work home, after a yes for what would run or steer something here.
-fn land(
+/// Merges a branch, after confirmation of files that execute or configure tools on this
+/// machine.
+fn confirm_and_merge(
     name: &str,
-    landing: &Landing,
+    options: &MergeOptions,
     global: &Global,
-    bring: impl FnOnce(&Work) -> Result<MergeOutcome>,
-) -> Result<(Work, MergeOutcome)> {
-    let work = Work::find(name, &landing.fresh, global)?;
-    agree_to(
-        &work.home.diff(&work.slug, 0)?.sensitive_paths(),
-        landing.yes,
+    merge: impl FnOnce(&SandboxBranch) -> Result<MergeOutcome>,
+) -> Result<(SandboxBranch, MergeOutcome)> {
+    let branch = SandboxBranch::find(name, &options.fresh, global)?;
+    confirm_sensitive_paths(
+        &branch.repository.diff(&branch.slug, 0)?.sensitive_paths(),
+        options.yes,
     )?;
-    let merged = bring(&work)?;
-    Ok((work, merged))
+    let merged = merge(&branch)?;
+    Ok((branch, merged))
 }
 
-fn agree_to(steering: &[SensitivePath], yes: bool) -> Result<()> {
-    if steering.is_empty() {
+fn confirm_sensitive_paths(paths: &[SensitivePath], yes: bool) -> Result<()> {
+    if paths.is_empty() {
         return Ok(());
     }
-    output::say("These files run or steer tools on your machine:");
-    for one in steering {
+    output::print_message("These files execute or configure tools on your machine:");
+    for one in paths {
         let path = String::from_utf8_lossy(&one.path);
-        output::say(&format!("  {}  {}", output::safe(&path), one.why));
+        output::print_message(&format!("  {}  {}", output::safe(&path), one.why));
     }
-    confirm("Take them, too?", yes)
+    confirm("Accept these files?", yes)
 }

@@ -3,78 +3,78 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use control::client::Client;
+use control::client::ControlClient;
 use sandbox::git::host_repository::HostRepository;
 use sandbox::worker::SnapshotReport;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::cli::sandbox_lookup::Place;
+use crate::cli::sandbox_lookup::SandboxInfo;
 use crate::cli::summary::{letter, lines_of};
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct RunOutcome {
     pub id: String,
     pub name: String,
     pub branch_name: Option<String>,
-    /// Whether this run made the sandbox.
+    /// Whether this run created the sandbox.
     pub created: bool,
-    /// Whether it is still there.
+    /// Whether the sandbox still exists.
     pub kept: bool,
-    /// What the run exits with: the command's own code, or 1 where that is 0 and something
-    /// else failed; none where the command could not be run.
+    /// Exit code of the run: the command's, or 1 if that is 0 and another step failed; none if
+    /// the command could not be run.
     pub exit_code: Option<u8>,
-    /// What went wrong beside the command.
+    /// Error of a step other than the command.
     pub error: Option<String>,
-    /// Where the branch is.
+    /// Tip of the branch.
     pub tip: Option<String>,
-    /// Commits that the operator's branch does not have.
+    /// Number of commits that the operator's branch does not have.
     pub commits: usize,
-    pub files: Vec<File>,
-    /// Lines that came.
+    pub files: Vec<ChangedFile>,
+    /// Number of added lines.
     pub added: usize,
-    /// Lines that went.
+    /// Number of removed lines.
     pub removed: usize,
-    /// What the snapshot could not take along, and why.
+    /// Paths that the snapshot skipped, and why.
     pub skipped: Value,
     #[serde(flatten)]
     pub connections: Connections,
 }
 
-/// Where connections of a run went, or were to go.
+/// Hosts of a run's connections, by result.
 #[derive(Debug, Default, Serialize)]
 pub struct Connections {
-    /// Allowed by the rules, and answered.
-    pub reached: Vec<Reached>,
+    /// Allowed and answered.
+    pub reached: Vec<HostCount>,
     /// Refused by the gate.
-    pub refused: Vec<Reached>,
-    /// Allowed by the rules, and then the upstream failed.
-    pub failed: Vec<Reached>,
+    pub refused: Vec<HostCount>,
+    /// Allowed, but the upstream failed.
+    pub failed: Vec<HostCount>,
 }
 
-/// A file that differs.
+/// A changed file.
 #[derive(Debug, Serialize)]
-pub struct File {
+pub struct ChangedFile {
     pub kind: char,
     pub path: String,
 }
 
-/// Where a connection went, or was to go.
+/// A host and port, with the number of requests.
 #[derive(Debug, Serialize)]
-pub struct Reached {
+pub struct HostCount {
     pub host: String,
     pub port: Option<u64>,
     pub count: u64,
 }
 
-impl Outcome {
-    /// Of a sandbox of which nothing else is known yet.
-    pub fn new(place: &Place, created: bool) -> Self {
+impl RunOutcome {
+    /// The result of a run that has just started.
+    pub fn new(sandbox: &SandboxInfo, created: bool) -> Self {
         Self {
-            id: place.id.to_string(),
-            name: place.name.to_string(),
-            branch_name: place.branch_name.clone(),
+            id: sandbox.id.to_string(),
+            name: sandbox.name.to_string(),
+            branch_name: sandbox.branch_name.clone(),
             created,
             kept: true,
             exit_code: None,
@@ -89,42 +89,46 @@ impl Outcome {
         }
     }
 
-    /// Looks at the branch and at the audit log.
+    /// Adds the changes on the branch and the connections in the audit log.
     pub async fn gather(
         &mut self,
-        gate: &Client,
-        place: &Place,
+        gate: &ControlClient,
+        sandbox: &SandboxInfo,
         report: Option<&SnapshotReport>,
         since: jiff::Timestamp,
     ) -> Result<()> {
         if let Some(report) = report {
             self.skipped = json!(report.skipped);
         }
-        if let (Some(repository), Some(_)) = (&place.repository, report) {
-            let home = HostRepository::discover(repository)?;
-            let changes = home.diff(&place.name, 0)?;
-            self.commits = home.log(&place.name, usize::MAX)?.len();
+        if let (Some(repository), Some(_)) = (&sandbox.repository, report) {
+            let repository = HostRepository::discover(repository)?;
+            let changes = repository.diff(&sandbox.name, 0)?;
+            self.commits = repository.log(&sandbox.name, usize::MAX)?.len();
             self.tip = Some(changes.tip.to_string());
             if self.commits > 0 {
                 (self.added, self.removed) = lines_of(&changes);
-                let files = changes.files.iter().map(|file| File {
+                let files = changes.files.iter().map(|file| ChangedFile {
                     kind: letter(file.kind),
                     path: String::from_utf8_lossy(&file.path).into_owned(),
                 });
                 self.files = files.collect();
             }
         }
-        self.connections = Connections::read(gate, place, since).await?;
+        self.connections = Connections::read(gate, sandbox, since).await?;
         Ok(())
     }
 }
 
 impl Connections {
-    /// Reads them from the audit log: the newest thousand records of each verdict.
-    pub async fn read(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result<Self> {
-        let allowed = records(gate, place, "allow", since).await?;
-        let denied = records(gate, place, "deny", since).await?;
-        // What was allowed has a reason only where the upstream failed.
+    /// Reads the connections from the audit log: the newest thousand records of each verdict.
+    pub async fn read(
+        gate: &ControlClient,
+        sandbox: &SandboxInfo,
+        since: jiff::Timestamp,
+    ) -> Result<Self> {
+        let allowed = records(gate, sandbox, "allow", since).await?;
+        let denied = records(gate, sandbox, "deny", since).await?;
+        // An allowed request has a reason only if its upstream failed.
         let is_failed = |record: &&Value| record.get("reason").is_some_and(Value::is_string);
         let (failed, reached): (Vec<&Value>, Vec<&Value>) = allowed.iter().partition(is_failed);
         Ok(Self {
@@ -136,14 +140,14 @@ impl Connections {
 }
 
 async fn records(
-    gate: &Client,
-    place: &Place,
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
     verdict: &str,
     since: jiff::Timestamp,
 ) -> Result<Vec<Value>> {
     let query = format!(
         "/v1/audit?sandbox={}&verdict={verdict}&since={}&limit=1000&newest_first=true",
-        place.id,
+        sandbox.id,
         since.as_millisecond()
     );
     let answer = gate.get(&query).await?;
@@ -151,7 +155,7 @@ async fn records(
     Ok(records.cloned().unwrap_or_default())
 }
 
-fn by_host<'a>(records: impl IntoIterator<Item = &'a Value>) -> Vec<Reached> {
+fn by_host<'a>(records: impl IntoIterator<Item = &'a Value>) -> Vec<HostCount> {
     let mut hosts: BTreeMap<(String, Option<u64>), u64> = BTreeMap::new();
     for record in records {
         let number = |name: &str| record.get(name).and_then(Value::as_u64);
@@ -162,6 +166,6 @@ fn by_host<'a>(records: impl IntoIterator<Item = &'a Value>) -> Vec<Reached> {
     }
     let reached = hosts
         .into_iter()
-        .map(|((host, port), count)| Reached { host, port, count });
+        .map(|((host, port), count)| HostCount { host, port, count });
     reached.collect()
 }

@@ -1,6 +1,6 @@
-//! `palisade policy …`: the operator's own policies, before they count.
+//! `palisade policy …`: checks and tests policy bundles before they are in force.
 //!
-//! Nothing here asks the gate but `try`: a bundle is read as the gate would read it.
+//! Only `try` contacts the gate; the other commands read a bundle as the gate would.
 
 mod case;
 
@@ -11,18 +11,18 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use config::Settings;
 use config::bundle::{self, BundleContents, BundleReadError};
-use policy::rego::trial::{self, Held, Outcome};
+use policy::rego::trial::{self, RuleValue, TestOutcome};
 use policy::rego::{Budget, Bundle, BundleError};
 use serde_json::{Value, json};
 
-use self::case::Case;
+use self::case::PolicyCase;
 use crate::cli::{Global, why};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::environment;
 use crate::output;
 
-/// How long one test, or one rule that is explained, may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout of one test, or of one rule to explain.
+const EVALUATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub enum PolicyCommand {
@@ -38,9 +38,9 @@ Exits 0 when it would be allowed, 7 when it would be refused.")]
 Examples:
   palisade policy check                       every bundle of palisade.yaml
   palisade policy check policies/mcp-authz    a directory, or an OPA bundle (.tar.gz)
-A bundle that compiles here starts with the gate. Functions whose answer does not depend on the
-input alone (http.send, time.now_ns, rand.intn …) are refused. Exits 2 when something is wrong.")]
-    Check(CheckArgs),
+A bundle that compiles here is accepted by the gate. Functions whose result does not depend
+on the input alone (http.send, time.now_ns, rand.intn …) are refused. Exits 2 on an error.")]
+    Check(PolicyCheckArgs),
     /// Run the test_* rules of a bundle
     #[command(after_help = "\
 Examples:
@@ -66,13 +66,13 @@ docs/policies.md lists for its kind. Exits 0 for allow and redact, 7 otherwise."
     #[command(after_help = "\
 Example:
   palisade policy explain policies/mcp-authz --input call.json
-After the decision comes every rule with what it is for this input, or that it is undefined, and
-the fields of input that the policy asks for and the input does not have.")]
+Prints the decision, then the value of every rule for this input (or undefined), then the fields
+that the policy reads and the input does not have.")]
     Explain(CaseArgs),
 }
 
 #[derive(Debug, Args)]
-pub struct CheckArgs {
+pub struct PolicyCheckArgs {
     /// A bundle [default: every bundle of palisade.yaml]
     pub path: Option<PathBuf>,
     /// What it decides, such as mcp/authz [default: every package with a decision]
@@ -106,7 +106,7 @@ pub struct CaseArgs {
 }
 
 /// Runs `palisade policy …`.
-pub fn run(command: PolicyCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: PolicyCommand, global: &Global) -> Result<CliExit> {
     match command {
         PolicyCommand::Try(args) => why::try_request(&args, global),
         PolicyCommand::Check(args) => check(&args, global),
@@ -119,31 +119,31 @@ pub fn run(command: PolicyCommand, global: &Global) -> Result<Exit> {
 fn settings(global: &Global) -> Result<Settings> {
     let paths = global.paths()?;
     config::load(paths.config.current(), &environment)
-        .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()).into())
+        .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()).into())
 }
 
-/// Why a bundle of the command line cannot be used.
-fn bad(problem: BundleReadError) -> Failure {
+/// The error for a bundle that cannot be read.
+fn bundle_error(problem: BundleReadError) -> CliError {
     match problem {
         BundleReadError::Missing { path, .. } => {
             let message = format!("{} does not exist", path.display());
-            Failure::new(Exit::NotFound, message)
+            CliError::new(CliExit::NotFound, message)
         }
         BundleReadError::Unreadable { path, detail, .. } => {
             let message = format!("{} cannot be used: {detail}", path.display());
-            Failure::new(Exit::Usage, message)
+            CliError::new(CliExit::Usage, message)
         }
-        BundleReadError::Wrong { error, .. } => Failure::new(Exit::Usage, error.to_string()),
+        BundleReadError::Wrong { error, .. } => CliError::new(CliExit::Usage, error.to_string()),
     }
 }
 
-/// What a bundle is called that has no name of its own.
+/// The id of a bundle that has none: its file name.
 fn name_of(path: &std::path::Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
 }
 
-/// Compiles everything in a bundle that could decide; gives what that is.
+/// Compiles every entry point of a bundle.
 fn compile_all(id: &str, contents: &BundleContents) -> Result<Vec<Bundle>, BundleError> {
     let entrypoints = trial::entrypoints(&contents.modules)?;
     if entrypoints.is_empty() {
@@ -159,8 +159,8 @@ fn compile_all(id: &str, contents: &BundleContents) -> Result<Vec<Bundle>, Bundl
         .collect()
 }
 
-fn check(args: &CheckArgs, global: &Global) -> Result<Exit> {
-    // Name, and what decides there or what is wrong.
+fn check(args: &PolicyCheckArgs, global: &Global) -> Result<CliExit> {
+    // The name of each bundle, with its entry points or its error.
     let mut checked: Vec<(String, Result<Vec<String>, String>)> = Vec::new();
     let rules = |bundles: Vec<Bundle>| bundles.iter().map(|one| one.rule().to_owned()).collect();
     match &args.path {
@@ -175,19 +175,19 @@ fn check(args: &CheckArgs, global: &Global) -> Result<Exit> {
                     None => compile_all(&id, &contents),
                 }
                 .map_err(|error| error.to_string()),
-                Err(problem) => return Err(bad(problem).into()),
+                Err(problem) => return Err(bundle_error(problem).into()),
             };
             checked.push((path.display().to_string(), compiled.map(rules)));
         }
         None => {
             for named in &settings(global)?.policies.bundles {
                 let read = bundle::read(named).map(|bundle| rules(vec![bundle]));
-                let read = read.map_err(|problem| bad(problem).message);
+                let read = read.map_err(|problem| bundle_error(problem).message);
                 checked.push((named.id.clone(), read));
             }
         }
     }
-    let is_fine = checked.iter().all(|(_, result)| result.is_ok());
+    let all_ok = checked.iter().all(|(_, result)| result.is_ok());
     if global.json {
         let bundles: Vec<Value> = checked
             .iter()
@@ -196,42 +196,47 @@ fn check(args: &CheckArgs, global: &Global) -> Result<Exit> {
                 Err(problem) => json!({"bundle": name, "ok": false, "problem": problem}),
             })
             .collect();
-        output::print_json(&json!({"ok": is_fine, "bundles": bundles}))?;
+        output::print_json(&json!({"ok": all_ok, "bundles": bundles}))?;
     } else {
         if checked.is_empty() {
-            output::say("palisade.yaml has no policy bundle");
+            output::print_message(
+                "no policy bundles in palisade.yaml; add one, or name a directory",
+            );
         }
         for (name, result) in &checked {
             let name = output::safe(name);
             match result {
                 Ok(rules) => output::print_line(&format!("{name}: ok, {}", rules.join(", ")))?,
-                Err(problem) => output::say(&format!("{name}: {}", output::safe(problem))),
+                Err(problem) => {
+                    output::print_message(&format!("{name}: {}", output::safe(problem)));
+                }
             }
         }
     }
-    Ok(if is_fine { Exit::Ok } else { Exit::Usage })
+    Ok(if all_ok { CliExit::Ok } else { CliExit::Usage })
 }
 
-fn test(args: &TestArgs, global: &Global) -> Result<Exit> {
+fn test(args: &TestArgs, global: &Global) -> Result<CliExit> {
     let id = name_of(&args.path);
-    let contents = bundle::open(&id, &args.path).map_err(bad)?;
-    compile_all(&id, &contents).map_err(wrong)?;
+    let contents = bundle::open(&id, &args.path).map_err(bundle_error)?;
+    compile_all(&id, &contents).map_err(compile_error)?;
     let mut modules = contents.modules;
     modules.extend(contents.tests);
-    let mut tested = trial::run_tests(&modules, &contents.data, PATIENCE).map_err(wrong)?;
+    let mut tested =
+        trial::run_tests(&modules, &contents.data, EVALUATION_TIMEOUT).map_err(compile_error)?;
     tested.retain(|test| test.rule.contains(&args.run));
     let failed = tested
         .iter()
-        .filter(|test| test.outcome != Outcome::Passed)
+        .filter(|test| test.outcome != TestOutcome::Passed)
         .count();
     if global.json {
         let tests: Vec<Value> = tested
             .iter()
             .map(|test| {
                 let (outcome, error) = match &test.outcome {
-                    Outcome::Passed => ("pass", None),
-                    Outcome::Failed => ("fail", None),
-                    Outcome::Error(error) => ("error", Some(error)),
+                    TestOutcome::Passed => ("pass", None),
+                    TestOutcome::Failed => ("fail", None),
+                    TestOutcome::Error(error) => ("error", Some(error)),
                 };
                 json!({
                     "rule": test.rule, "place": test.place, "outcome": outcome,
@@ -245,52 +250,61 @@ fn test(args: &TestArgs, global: &Global) -> Result<Exit> {
         for test in &tested {
             let rule = test.rule.strip_prefix("data.").unwrap_or(&test.rule);
             let line = match &test.outcome {
-                Outcome::Passed => format!("pass   {rule}"),
-                Outcome::Failed => format!("FAIL   {rule}  {}", test.place),
-                Outcome::Error(error) => format!("ERROR  {rule}  {}: {error}", test.place),
+                TestOutcome::Passed => format!("pass   {rule}"),
+                TestOutcome::Failed => format!("FAIL   {rule}  {}", test.place),
+                TestOutcome::Error(error) => format!("ERROR  {rule}  {}: {error}", test.place),
             };
             output::print_line(&output::safe(&line))?;
-            if test.outcome != Outcome::Passed {
+            if test.outcome != TestOutcome::Passed {
                 for print in &test.prints {
                     output::print_line(&format!("         {}", output::safe(print)))?;
                 }
             }
         }
-        output::say(&format!("{} tests, {failed} failed", tested.len()));
+        output::print_message(&format!("{} tests, {failed} failed", tested.len()));
     }
     if tested.is_empty() {
-        let message = "there is no such test: a test is a rule whose name begins with test_";
-        return Err(Failure::new(Exit::NotFound, message).into());
+        let message = "no matching test; a test is a rule whose name begins with test_";
+        return Err(CliError::new(CliExit::NotFound, message).into());
     }
-    Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
+    Ok(if failed == 0 {
+        CliExit::Ok
+    } else {
+        CliExit::Failed
+    })
 }
 
-fn wrong(error: BundleError) -> Failure {
-    Failure::new(Exit::Usage, error.to_string())
+fn compile_error(error: BundleError) -> CliError {
+    CliError::new(CliExit::Usage, error.to_string())
 }
 
-fn eval(args: &CaseArgs, global: &Global) -> Result<Exit> {
-    let case = Case::read(args, global)?;
+fn eval(args: &CaseArgs, global: &Global) -> Result<CliExit> {
+    let case = PolicyCase::read(args, global)?;
     let decided = case.decide();
     output::print_json(&decided.shown)?;
     Ok(decided.exit)
 }
 
-fn explain(args: &CaseArgs, global: &Global) -> Result<Exit> {
-    let case = Case::read(args, global)?;
+fn explain(args: &CaseArgs, global: &Global) -> Result<CliExit> {
+    let case = PolicyCase::read(args, global)?;
     let decided = case.decide();
     let contents = &case.contents;
-    let rules = trial::explain(&contents.modules, &contents.data, &case.input, PATIENCE);
-    let rules = rules.map_err(wrong)?;
+    let rules = trial::explain(
+        &contents.modules,
+        &contents.data,
+        &case.input,
+        EVALUATION_TIMEOUT,
+    );
+    let rules = rules.map_err(compile_error)?;
     let missing = trial::missing_input(&contents.modules, &case.input);
     if global.json {
         let rules: Vec<Value> = rules
             .iter()
             .map(|rule| {
                 let (held, value) = match &rule.value {
-                    Held::Value(value) => ("value", value.clone()),
-                    Held::Undefined => ("undefined", Value::Null),
-                    Held::Error(error) => ("error", json!(error)),
+                    RuleValue::Value(value) => ("value", value.clone()),
+                    RuleValue::Undefined => ("undefined", Value::Null),
+                    RuleValue::Error(error) => ("error", json!(error)),
                 };
                 json!({"rule": rule.rule, "places": rule.places, held: value})
             })
@@ -314,9 +328,9 @@ fn explain(args: &CaseArgs, global: &Global) -> Result<Exit> {
     lines.push("rules:".to_owned());
     for rule in &rules {
         let what = match &rule.value {
-            Held::Value(value) => shorten(&value.to_string()),
-            Held::Undefined => "undefined".to_owned(),
-            Held::Error(error) => format!("failed: {error}"),
+            RuleValue::Value(value) => shorten(&value.to_string()),
+            RuleValue::Undefined => "undefined".to_owned(),
+            RuleValue::Error(error) => format!("failed: {error}"),
         };
         lines.push(format!("  {} = {what}", rule.rule));
         lines.push(format!("      {}", rule.places.join(", ")));
@@ -331,7 +345,7 @@ fn explain(args: &CaseArgs, global: &Global) -> Result<Exit> {
     Ok(decided.exit)
 }
 
-/// As much of a value as fits into a line or two.
+/// Truncates a value to two lines.
 fn shorten(text: &str) -> String {
     match text.char_indices().nth(160) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
@@ -339,7 +353,7 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// More than the gate gives a decision: a person waits for it.
+/// The time budget of a decision; longer than the gate's, since an operator waits for it.
 fn budget() -> Budget {
-    Budget::of(PATIENCE)
+    Budget::of(EVALUATION_TIMEOUT)
 }

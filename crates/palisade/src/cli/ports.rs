@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::Result;
 use clap::Args;
-use control::client::Client;
+use control::client::ControlClient;
 use sandbox::manager::row::PublishedPort;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
-use crate::cli::sandbox_lookup::{self, Place};
-use crate::cli::sandboxes::{below, in_words};
+use crate::cli::sandbox_lookup::{self, SandboxInfo};
+use crate::cli::sandboxes::{run_and_print, subroute};
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -27,51 +27,56 @@ pub struct PortsArgs {
     pub unpublish: Vec<SocketAddr>,
 }
 
-/// What the gate tells of a sandbox's ports.
+/// The gate's response about a sandbox's ports.
 #[derive(Deserialize)]
-struct Ports {
-    /// Ports with a listener in the sandbox, where that is known.
+struct PortReport {
+    /// Ports with a listener in the sandbox, if known.
     open: Option<Vec<u16>>,
-    /// Why it is not.
+    /// Why the open ports are not known.
     reason: Option<String>,
     published: Vec<PublishedPort>,
 }
 
-pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::Exit> {
-    in_words("ports", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
+pub fn run(args: &PortsArgs, global: &Global) -> Result<crate::exit::CliExit> {
+    run_and_print("ports", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
         for host in &args.unpublish {
-            let back = PublishedPort {
+            let unpublished = PublishedPort {
                 host: *host,
                 port: 0,
             };
-            publish(gate, &place, back).await?;
+            publish(gate, &sandbox, unpublished).await?;
         }
         for published in &args.publish {
-            publish(gate, &place, *published).await?;
+            publish(gate, &sandbox, *published).await?;
         }
-        let ports = gate.get(&below(&place, "ports")).await?;
-        let told = describe(&ports)?;
-        Ok((ports, told))
+        let ports = gate.get(&subroute(&sandbox, "ports")).await?;
+        let text = describe(&ports)?;
+        Ok((ports, text))
     })
 }
 
-/// Publishes a port, or takes it back.
-pub async fn publish(gate: &Client, place: &Place, published: PublishedPort) -> Result<()> {
-    gate.post(&below(place, "ports"), &json!(published)).await?;
+/// Publishes a port; port 0 unpublishes the address.
+pub async fn publish(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
+    published: PublishedPort,
+) -> Result<()> {
+    gate.post(&subroute(sandbox, "ports"), &json!(published))
+        .await?;
     Ok(())
 }
 
-/// A row for each port inside that is open or published.
+/// A table of the ports that are open in the sandbox or published.
 fn describe(ports: &Value) -> Result<String> {
-    let Ports {
+    let PortReport {
         open,
         reason,
         published,
     } = serde_json::from_value(ports.clone())?;
     if let Some(reason) = reason {
-        output::say(&format!(
-            "palisade: which ports are open inside is not known: {}",
+        output::print_message(&format!(
+            "palisade: the open ports of the sandbox are unknown: {}",
             output::safe(&reason)
         ));
     }
@@ -82,7 +87,7 @@ fn describe(ports: &Value) -> Result<String> {
         let inside = match is_open(port) {
             Some(true) => "open",
             Some(false) => "nothing is listening",
-            None => "not known",
+            None => "unknown",
         };
         let hosts: Vec<String> = published
             .iter()
@@ -93,11 +98,11 @@ fn describe(ports: &Value) -> Result<String> {
     };
     let rows: Vec<Vec<String>> = all.iter().map(row).collect();
     Ok(match (rows.is_empty(), open) {
-        (false, _) => output::table(&["PORT", "INSIDE", "PUBLISHED AT"], &rows),
+        (false, _) => output::table(&["PORT", "SANDBOX", "PUBLISHED ON"], &rows),
         (true, Some(_)) => {
             "Nothing is listening in the sandbox, and no port is published".to_owned()
         }
-        (true, None) => "nothing is published".to_owned(),
+        (true, None) => "no port is published".to_owned(),
     })
 }
 
@@ -107,7 +112,7 @@ pub fn read(text: &str) -> Result<PublishedPort, String> {
         text.parse::<u16>()
             .ok()
             .filter(|port| *port > 0)
-            .ok_or_else(|| format!("'{text}' is not a port"))
+            .ok_or_else(|| format!("'{text}' is not a port number from 1 to 65535"))
     };
     match text.rsplit_once(':') {
         None => {
@@ -133,7 +138,9 @@ fn read_host(text: &str) -> Result<SocketAddr, String> {
     if host.ip().is_loopback() {
         Ok(host)
     } else {
-        Err(format!("{host} is not on this machine's loopback"))
+        Err(format!(
+            "{host} is not a loopback address; use 127.0.0.1 or [::1]"
+        ))
     }
 }
 
@@ -142,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_publication_is_one_two_or_three_parts() {
+    fn publish_argument_has_one_two_or_three_parts() {
         for (text, host, port) in [
             ("3000", "127.0.0.1:3000", 3000),
             ("8080:3000", "127.0.0.1:8080", 3000),

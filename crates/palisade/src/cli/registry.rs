@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Subcommand;
-use control::client::Client;
+use control::client::ControlClient;
 use policy::registration::Repo;
 use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on, confirm, repo_limit};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
@@ -31,7 +31,8 @@ pub enum RegistryCommand {
         /// Identity for git push: user or bot
         #[arg(long, default_value = "user", value_parser = ["user", "bot"])]
         auth_mode: String,
-        /// The container trusts the gate's root certificate, so that refusals can be sent over TLS
+        /// The container trusts the gate's root certificate, so that refusals can be sent over
+        /// TLS
         #[arg(long)]
         trusts_ca: bool,
         /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
@@ -67,21 +68,21 @@ pub enum RegistryCommand {
     },
 }
 
-pub fn run(command: RegistryCommand, global: &Global) -> Result<Exit> {
+pub fn run(command: RegistryCommand, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let answer = ask(&gate, command).await?;
+        let answer = request(&gate, command).await?;
         if global.json {
             output::print_json(&answer)?;
         } else {
             output::print_line(&describe(&answer))?;
         }
-        Ok(Exit::Ok)
+        Ok(CliExit::Ok)
     })
 }
 
-async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
+async fn request(gate: &ControlClient, command: RegistryCommand) -> Result<Value> {
     let file =
         |path: PathBuf| -> Result<Value> { Ok(json!({ "path": std::path::absolute(path)? })) };
     Ok(match command {
@@ -109,7 +110,7 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
         }
         RegistryCommand::Remove { id } => {
             policy::id::SandboxId::parse(&id)
-                .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+                .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
             gate.delete(&format!("/v1/registrations/{id}")).await?
         }
         RegistryCommand::Backup { file: path } => {
@@ -117,18 +118,18 @@ async fn ask(gate: &Client, command: RegistryCommand) -> Result<Value> {
         }
         RegistryCommand::Restore { file: path, yes } => {
             if !path.exists() {
-                let message = format!("there is no {}", path.display());
-                return Err(Failure::new(Exit::NotFound, message).into());
+                let message = format!("{} does not exist", path.display());
+                return Err(CliError::new(CliExit::NotFound, message).into());
             }
             confirm(
-                "This replaces every registration and the audit log with the backup's.",
+                "This replaces every registration and the audit log by those of the backup.",
                 yes,
             )?;
             gate.post("/v1/registry/restore", &file(path)?).await?
         }
         RegistryCommand::Reset { yes } => {
             confirm(
-                "This forgets every registration and starts an empty audit log.",
+                "This removes every registration and starts an empty audit log.",
                 yes,
             )?;
             gate.post("/v1/registry/reset", &json!({})).await?
@@ -156,7 +157,7 @@ fn describe(answer: &Value) -> String {
         return output::safe(line.trim_end());
     };
     if rows.is_empty() {
-        return "nothing is registered".to_owned();
+        return "no registrations".to_owned();
     }
     let cells = |row: &Value| {
         let repos = row

@@ -1,4 +1,4 @@
-//! Containers of `sandbox.remote`: commands and shells in them.
+//! Commands and shells in the containers of `sandbox.remote`.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::ops::ControlFlow;
@@ -11,110 +11,112 @@ use sandbox::contract::SandboxCommand;
 use sandbox::remote::{CommandEnd, OutputStream, RemoteBackend};
 
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate;
 use crate::output;
 
-/// Said to who wants to see or bring home what was done in it.
-pub const NO_BRANCH: &str =
-    "the container is managed elsewhere and has no branch; see its changes with git inside";
+/// Error of commands that need a branch.
+pub const NO_BRANCH: &str = "the container is managed elsewhere and has no branch; use git in the \
+                             container to see its changes";
 
-/// What is configured of the container of that name, which the gate has found. Its token is
-/// not for the gate to hand out, so the operator's file is read here as well.
+/// The settings of a container that the gate has found. The gate does not hand out the
+/// container's token, so the operator's configuration is read here as well.
 pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
     let paths = global.paths()?;
     let settings = config::load(paths.config.current(), &gate::environment);
-    let settings = settings.map_err(|problems| Failure::refused(&problems))?;
+    let settings = settings.map_err(|problems| CliError::invalid_config(&problems))?;
     let found = settings.sandbox.remote.named(id.as_str()).cloned();
     Ok(found.ok_or_else(|| {
         let message = format!(
-            "the gate has a container '{id}' and this configuration has none; name the gate's \
-             file with --config"
+            "container '{id}' is in the gate's configuration, but not in this one; name the \
+             gate's file with --config"
         );
-        Failure::new(Exit::Usage, message)
+        CliError::new(CliExit::Usage, message)
     })?)
 }
 
-/// The container of that name, as a sandbox.
+/// The backend of a container.
 pub fn open(id: &SandboxId, global: &Global) -> Result<RemoteBackend<BlockingWorkbenchClient>> {
     Ok(remote::open(&settings(id, global)?)?)
 }
 
-/// Runs a command in it; its output and its code are ours.
+/// Runs a command in a container; prints its output and returns its exit code.
 pub fn exec(
     remote: &RemoteBackend<BlockingWorkbenchClient>,
     command: &SandboxCommand,
-) -> Result<Exit> {
-    let ended = remote.run(command, &mut |way, bytes| show(way, bytes))?;
+) -> Result<CliExit> {
+    let ended = remote.run(command, &mut |stream, bytes| show(stream, bytes))?;
     Ok(match ended {
-        CommandEnd::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
-        CommandEnd::TimedOut => Exit::TimedOut,
-        CommandEnd::Stopped => Exit::Failed,
+        CommandEnd::Code(code) => CliExit::Command(u8::try_from(code).unwrap_or(1)),
+        CommandEnd::TimedOut => CliExit::TimedOut,
+        CommandEnd::Stopped => CliExit::Failed,
     })
 }
 
-/// A shell of one line at a time: what is on the wire has no input and no terminal. Where it
-/// stands is remembered; variables are not.
+/// A shell that runs one line at a time: the workbench protocol has no stdin and no terminal.
+/// The working directory persists between lines; variables do not.
 pub fn shell(
     remote: &RemoteBackend<BlockingWorkbenchClient>,
     command: &SandboxCommand,
-) -> Result<Exit> {
-    let talks = std::io::stdin().is_terminal();
-    if talks {
-        output::say("palisade: a line at a time; 'cd' lasts, variables do not; end with Ctrl-D");
+) -> Result<CliExit> {
+    let interactive = std::io::stdin().is_terminal();
+    if interactive {
+        output::print_message(
+            "palisade: each line runs by itself; cd persists, variables do not; end with Ctrl-D",
+        );
     }
     let mut command = command.clone();
-    let mut exit = Exit::Ok;
+    let mut exit = CliExit::Ok;
     let mut lines = std::io::stdin().lock().lines();
     loop {
-        if talks {
+        if interactive {
             let _ = write!(std::io::stderr(), "{}$ ", remote.id());
         }
         let Some(line) = lines.next().transpose()? else {
             return Ok(exit);
         };
-        // The path of the result follows a byte that no text contains.
+        // The working directory follows a NUL byte, which text output does not contain.
         let script = format!("{line}\ncode=$?; printf '\\000%s' \"$PWD\"; exit $code");
         command.argv = ["/bin/sh", "-c", &script].map(Into::into).into();
-        let mut place = None;
-        let ended = remote.run(&command, &mut |way, bytes| {
-            if way == OutputStream::Stderr {
-                return show(way, bytes);
+        let mut directory = None;
+        let ended = remote.run(&command, &mut |stream, bytes| {
+            if stream == OutputStream::Stderr {
+                return show(stream, bytes);
             }
-            if let Some(place) = &mut place {
-                extend(place, bytes);
+            if let Some(directory) = &mut directory {
+                extend(directory, bytes);
                 return ControlFlow::Continue(());
             }
             match bytes.iter().position(|byte| *byte == 0) {
-                None => show(way, bytes),
+                None => show(stream, bytes),
                 Some(at) => {
-                    let (said, rest) = bytes.split_at(at);
-                    let mut told = Vec::new();
-                    extend(&mut told, rest.get(1..).unwrap_or_default());
-                    place = Some(told);
-                    show(way, said)
+                    let (output, rest) = bytes.split_at(at);
+                    let mut path = Vec::new();
+                    extend(&mut path, rest.get(1..).unwrap_or_default());
+                    directory = Some(path);
+                    show(stream, output)
                 }
             }
         })?;
-        if let Some(place) = place.and_then(|place| String::from_utf8(place).ok()) {
-            command.directory = Some(place.into());
+        if let Some(path) = directory.and_then(|path| String::from_utf8(path).ok()) {
+            command.directory = Some(path.into());
         }
         exit = match ended {
-            CommandEnd::Code(code) => Exit::Command(u8::try_from(code).unwrap_or(1)),
-            CommandEnd::TimedOut => Exit::TimedOut,
-            CommandEnd::Stopped => Exit::Failed,
+            CommandEnd::Code(code) => CliExit::Command(u8::try_from(code).unwrap_or(1)),
+            CommandEnd::TimedOut => CliExit::TimedOut,
+            CommandEnd::Stopped => CliExit::Failed,
         };
     }
 }
 
-/// No path is longer.
-fn extend(place: &mut Vec<u8>, bytes: &[u8]) {
-    let room = 4096_usize.saturating_sub(place.len()).min(bytes.len());
-    place.extend_from_slice(bytes.get(..room).unwrap_or_default());
+/// Appends to a path, up to the maximum length of a path.
+fn extend(path: &mut Vec<u8>, bytes: &[u8]) {
+    let room = 4096_usize.saturating_sub(path.len()).min(bytes.len());
+    path.extend_from_slice(bytes.get(..room).unwrap_or_default());
 }
 
-fn show(way: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
-    let written = match way {
+fn show(stream: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
+    let written = match stream {
         OutputStream::Stdout => output::write_out(bytes).is_ok(),
         OutputStream::Stderr => std::io::stderr().lock().write_all(bytes).is_ok(),
     };
@@ -129,9 +131,10 @@ fn show(way: OutputStream, bytes: &[u8]) -> ControlFlow<()> {
 mod tests {
     use sandbox::name::Slug;
 
-    /// The configuration cannot see how sandboxes are named, and must not accept another name.
+    /// The config crate cannot use the sandbox crate's name check, and must accept the same
+    /// names.
     #[test]
-    fn names_of_containers_are_names_of_sandboxes() {
+    fn container_names_are_valid_sandbox_names() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("palisade.yaml");
         for name in [

@@ -16,7 +16,7 @@ pub fn read(text: &str) -> Result<Repo, String> {
     })
 }
 
-/// A repository as [`read`] takes it.
+/// Formats a repository as [`read`] parses it.
 pub fn show(repo: &Repo) -> String {
     let name = repo.name.as_str();
     match repo.max_receive_pack_bytes {
@@ -30,9 +30,9 @@ fn read_limit(size: &str) -> Result<u64, String> {
     if (1..=MAX_RECEIVE_PACK_BYTES).contains(&bytes) {
         return Ok(bytes);
     }
-    let most = show_size(MAX_RECEIVE_PACK_BYTES);
+    let max = show_size(MAX_RECEIVE_PACK_BYTES);
     Err(format!(
-        "the push limit '{size}' must be between 1 byte and {most}"
+        "the push limit '{size}' must be between 1 byte and {max}"
     ))
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_repository_may_carry_a_push_limit() {
+    fn repository_may_have_a_push_limit() {
         for (text, name, limit) in [
             ("acme/app", "acme/app", None),
             ("Acme/App.git", "acme/app", None),

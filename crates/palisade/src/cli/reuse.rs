@@ -1,154 +1,165 @@
-//! The sandbox that `run` works in: the one of that name, or a new one.
+//! The sandbox of `run`: an existing one with the name, or a new one.
 
 use std::time::Duration;
 
 use anyhow::Result;
-use control::client::{Client, ClientError};
+use control::client::{ControlClient, ControlClientError};
 use sandbox::name::Slug;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::cli::enter::{RunArgs, name_after};
-use crate::cli::sandbox_lookup::{self, Here, Place};
-use crate::cli::sandboxes::{Making, below, make, route};
+use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
+use crate::cli::sandboxes::{CreateOptions, create_sandbox, route, subroute};
 use crate::cli::{ports, repo_limit};
-use crate::exit::{Exit, Failure, exit_of};
+use crate::exit::{CliError, CliExit, exit_of};
 use crate::output::{self, Spinner};
 
-/// How long another command may take to make the sandbox that both want.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for another command that creates the same sandbox.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two looks at whether it is there.
-const STEP: Duration = Duration::from_millis(100);
+/// Interval between two checks for the sandbox.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The sandbox to run in, and whether it is new.
 pub async fn make_or_reuse(
-    gate: &Client,
+    gate: &ControlClient,
     args: &RunArgs,
     for_script: bool,
-) -> Result<(Place, bool)> {
+) -> Result<(SandboxInfo, bool)> {
     let Some(name) = &args.name else {
         let name = name_after(&args.command)?;
-        return Ok((make_anew(gate, &args.making, name, for_script).await?, true));
+        return Ok((
+            create_and_announce(gate, &args.create, name, for_script).await?,
+            true,
+        ));
     };
     let slug =
-        Slug::from_name(name).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
-    let here = Here::find().filter(|_| !args.making.no_repo);
-    let until = Instant::now() + PATIENCE;
-    let mut waits = false;
+        Slug::from_name(name).map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
+    let here = CurrentRepository::find().filter(|_| !args.create.no_repo);
+    let until = Instant::now() + CREATE_TIMEOUT;
+    let mut announced = false;
     loop {
-        if let Some(place) = sandbox_lookup::in_repository(gate, &slug, here.as_ref()).await? {
-            return Ok((reuse(gate, place, &args.making).await?, false));
+        if let Some(sandbox) = sandbox_lookup::in_repository(gate, &slug, here.as_ref()).await? {
+            return Ok((reuse(gate, sandbox, &args.create).await?, false));
         }
-        match make_anew(gate, &args.making, name.clone(), for_script).await {
-            // Another command makes it at this moment, and what it makes is as good.
-            Err(error) if is_taken(&error) => {
-                if !waits && !for_script && Spinner::is_seen() {
-                    output::say(&format!(
-                        "palisade: another command is making sandbox {slug}; waiting for it"
+        match create_and_announce(gate, &args.create, name.clone(), for_script).await {
+            // Another command is creating the sandbox, which can be used, too.
+            Err(error) if name_exists(&error) => {
+                if !announced && !for_script && Spinner::is_visible() {
+                    output::print_message(&format!(
+                        "palisade: another command is creating sandbox {slug}; waiting for it"
                     ));
                 }
-                waits = true;
+                announced = true;
             }
             made => return Ok((made?, true)),
         }
         if Instant::now() > until {
             let message = format!(
-                "another command has been making sandbox '{slug}' for {} s; run this again when \
-                 it is done, or use another name",
-                PATIENCE.as_secs()
+                "another command has been creating sandbox '{slug}' for {} s; try again when it \
+                 is done, or use another name",
+                CREATE_TIMEOUT.as_secs()
             );
-            return Err(Failure::new(Exit::Exists, message).into());
+            return Err(CliError::new(CliExit::Exists, message).into());
         }
-        sleep(STEP).await;
+        sleep(CHECK_INTERVAL).await;
     }
 }
 
-async fn make_anew(
-    gate: &Client,
-    making: &Making,
+async fn create_and_announce(
+    gate: &ControlClient,
+    options: &CreateOptions,
     name: String,
     for_script: bool,
-) -> Result<Place> {
-    let place = make(gate, making, name, for_script).await?;
-    let branch = place.branch_name.as_ref();
-    output::say(&format!(
+) -> Result<SandboxInfo> {
+    let sandbox = create_sandbox(gate, options, name, for_script).await?;
+    let branch = sandbox.branch_name.as_ref();
+    output::print_message(&format!(
         "palisade: sandbox {}{}",
-        place.name,
+        sandbox.name,
         branch.map_or_else(String::new, |branch| format!(", branch {branch}"))
     ));
-    Ok(place)
+    Ok(sandbox)
 }
 
-fn is_taken(error: &anyhow::Error) -> bool {
+fn name_exists(error: &anyhow::Error) -> bool {
     matches!(
-        error.downcast_ref::<ClientError>(),
-        Some(ClientError::Refused { code, .. }) if code == "exists"
+        error.downcast_ref::<ControlClientError>(),
+        Some(ControlClientError::Refused { code, .. }) if code == "exists"
     )
 }
 
-/// Makes a sandbox that is there fit for what is asked, or says why it is not.
-async fn reuse(gate: &Client, place: Place, making: &Making) -> Result<Place> {
-    let registered = if making.repos.is_empty() && making.auth_mode.is_none() {
+/// Resumes an existing sandbox and publishes its ports; fails if the options do not match it.
+async fn reuse(
+    gate: &ControlClient,
+    sandbox: SandboxInfo,
+    options: &CreateOptions,
+) -> Result<SandboxInfo> {
+    let registered = if options.repos.is_empty() && options.auth_mode.is_none() {
         Value::Null
     } else {
-        gate.get(&format!("/v1/registrations/{}", place.id)).await?
+        gate.get(&format!("/v1/registrations/{}", sandbox.id))
+            .await?
     };
-    let differences = differences(&place, making, &registered);
+    let differences = differences(&sandbox, options, &registered);
     if !differences.is_empty() {
-        let name = &place.name;
+        let name = &sandbox.name;
         let message = format!(
-            "sandbox '{name}' is there already, and is not what is asked for:\n  {}\nrun without \
-             these to use it, or create it again after: palisade delete {name}",
+            "sandbox '{name}' already exists and does not match these options:\n  {}\nomit them to \
+             use it, or delete it first: palisade delete {name}",
             differences.join("\n  ")
         );
-        return Err(Failure::new(Exit::Exists, message).into());
+        return Err(CliError::new(CliExit::Exists, message).into());
     }
-    wake(gate, &place).await?;
-    let now: Place = serde_json::from_value(gate.get(&route(&place)).await?)?;
+    resume(gate, &sandbox).await?;
+    let now: SandboxInfo = serde_json::from_value(gate.get(&route(&sandbox)).await?)?;
     for note in &now.notes {
-        output::say(&format!("palisade: {}", output::safe(note)));
+        output::print_message(&format!("palisade: {}", output::safe(note)));
     }
-    for wanted in &making.publish {
-        if !place.published.contains(wanted) {
-            ports::publish(gate, &place, *wanted).await?;
+    for wanted in &options.publish {
+        if !sandbox.published.contains(wanted) {
+            ports::publish(gate, &sandbox, *wanted).await?;
         }
     }
-    Ok(place)
+    Ok(sandbox)
 }
 
-/// What was decided when the sandbox was made, and was decided otherwise.
-fn differences(place: &Place, making: &Making, registered: &Value) -> Vec<String> {
+/// The options that do not match the existing sandbox.
+fn differences(sandbox: &SandboxInfo, options: &CreateOptions, registered: &Value) -> Vec<String> {
     let mut all = Vec::new();
-    if making.dirty {
-        all.push("--dirty: its workspace was filled when it was made".to_owned());
+    if options.dirty {
+        all.push("--dirty: applies only to a new sandbox".to_owned());
     }
-    if making.depth.is_some() {
-        all.push("--depth: its history came along when it was made".to_owned());
+    if options.depth.is_some() {
+        all.push("--depth: applies only to a new sandbox".to_owned());
     }
-    if making.setup_command.is_some() {
-        all.push("--setup-command: it runs only when a sandbox is made".to_owned());
+    if options.setup_command.is_some() {
+        all.push("--setup-command: applies only to a new sandbox".to_owned());
     }
     for (flag, wanted, is) in [
-        ("--root", making.root, place.root),
-        ("--nested", making.nested, place.nested),
+        ("--root", options.root, sandbox.root),
+        ("--nested", options.nested, sandbox.nested),
     ] {
         if wanted && !is {
-            all.push(format!("{flag}: it was made without"));
+            all.push(format!("{flag}: it was created without"));
         }
     }
-    if let Some(backend) = &making.backend
-        && *backend != place.backend
+    if let Some(backend) = &options.backend
+        && *backend != sandbox.backend
     {
-        all.push(format!("--backend {backend}: it is in {}", place.backend));
+        all.push(format!(
+            "--backend {backend}: its backend is {}",
+            sandbox.backend
+        ));
     }
     let text = |value: &Value| output::safe(value.as_str().unwrap_or_default());
-    if !making.repos.is_empty() {
+    if !options.repos.is_empty() {
         let repos = registered.get("repos").and_then(Value::as_array);
         let registered = repos.into_iter().flatten();
         let registered = registered.filter_map(|repo| serde_json::from_value(repo.clone()).ok());
         let mut has: Vec<String> = registered.map(|repo| repo_limit::show(&repo)).collect();
-        let mut wanted: Vec<String> = making.repos.iter().map(repo_limit::show).collect();
+        let mut wanted: Vec<String> = options.repos.iter().map(repo_limit::show).collect();
         for list in [&mut has, &mut wanted] {
             list.sort();
             list.dedup();
@@ -159,49 +170,44 @@ fn differences(place: &Place, making: &Making, registered: &Value) -> Vec<String
             } else {
                 has.join(", ")
             };
-            all.push(format!(
-                "--repo {}: it may speak to {has}",
-                wanted.join(", ")
-            ));
+            all.push(format!("--repo {}: it may use {has}", wanted.join(", ")));
         }
     }
-    if let Some(mode) = &making.auth_mode {
+    if let Some(mode) = &options.auth_mode {
         let has = registered.get("auth_mode").map(text).unwrap_or_default();
         if has != *mode {
-            all.push(format!("--auth-mode {mode}: it is {has}"));
+            all.push(format!("--auth-mode {mode}: its mode is {has}"));
         }
     }
     all
 }
 
-/// Resumes a sandbox that is paused, and starts one whose processes have ended.
-async fn wake(gate: &Client, place: &Place) -> Result<()> {
-    if place.status == "active" {
+/// Resumes a paused sandbox, and restarts one whose processes have ended.
+async fn resume(gate: &ControlClient, sandbox: &SandboxInfo) -> Result<()> {
+    if sandbox.status == "active" {
         return Ok(());
     }
-    let woken = gate.post(&below(place, "resume"), &json!({})).await;
-    let name = &place.name;
-    let why = output::safe(place.reason.as_deref().unwrap_or(&place.status));
-    match woken {
-        Ok(_) if place.status == "paused" => Ok(()),
+    let resumed = gate.post(&subroute(sandbox, "resume"), &json!({})).await;
+    let name = &sandbox.name;
+    let why = output::safe(sandbox.reason.as_deref().unwrap_or(&sandbox.status));
+    match resumed {
+        Ok(_) if sandbox.status == "paused" => Ok(()),
         Ok(_) => {
-            output::say(&format!(
-                "palisade: sandbox {name} was started again: {why}"
-            ));
+            output::print_message(&format!("palisade: sandbox {name} was restarted: {why}"));
             Ok(())
         }
         Err(error) => {
             let error = anyhow::Error::from(error);
             let exit = match exit_of(&error) {
-                // It is there: in its list it has a name and a reason.
-                Exit::NotFound => Exit::Exists,
+                // The sandbox exists: palisade list shows it with its error.
+                CliExit::NotFound => CliExit::Exists,
                 other => other,
             };
             let message = format!(
                 "sandbox '{name}' cannot be used: {why} ({error:#}); to remove it: palisade delete \
                  {name}"
             );
-            Err(Failure::new(exit, message).into())
+            Err(CliError::new(exit, message).into())
         }
     }
 }

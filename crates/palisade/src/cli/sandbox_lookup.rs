@@ -1,9 +1,9 @@
-//! Which sandbox a command is about.
+//! Finds the sandbox that a command names.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
-use control::client::Client;
+use control::client::ControlClient;
 use policy::id::SandboxId;
 use sandbox::contract::SandboxError;
 use sandbox::git::error::GitError;
@@ -12,78 +12,78 @@ use sandbox::manager::row::PublishedPort;
 use sandbox::name::Slug;
 use serde::Deserialize;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 
-/// A sandbox as the gate tells of it.
+/// A sandbox as the gate's API describes it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Place {
-    /// Its id.
+pub struct SandboxInfo {
+    /// The sandbox's id.
     pub id: SandboxId,
-    /// Its name.
+    /// The sandbox's name.
     pub name: Slug,
-    /// Its branch, where it has one.
+    /// The sandbox's branch, if it has one.
     pub branch_name: Option<String>,
-    /// How it is, in a word.
+    /// The status: active, paused, error, missing or unknown.
     pub status: String,
-    /// Why it is so, where that is not well.
+    /// The reason of the status error.
     pub reason: Option<String>,
     /// The operator's repository.
     pub repository: Option<PathBuf>,
-    /// What all worktrees of that repository share.
+    /// The git directory that all worktrees of that repository share.
     #[serde(default)]
     pub common: Option<PathBuf>,
-    /// The commit its branch began at.
+    /// The commit at which the branch starts.
     pub base: Option<String>,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Option<String>,
-    /// What keeps it in.
+    /// The isolation backend.
     #[serde(default)]
     pub backend: String,
-    /// Whether the agent is root inside.
+    /// Whether the agent is root in the sandbox.
     #[serde(default)]
     pub root: bool,
-    /// Whether programs inside may make user namespaces.
+    /// Whether programs in the sandbox may create user namespaces.
     #[serde(default)]
     pub nested: bool,
-    /// Ports of this machine that lead inside.
+    /// Published ports.
     #[serde(default)]
     pub published: Vec<PublishedPort>,
-    /// What is weaker in it than it could be.
+    /// Warnings about weaker isolation or limits.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// What the repository's own file adds to it, or why it does not.
+    /// Notes about the repository's `.palisade.yaml`.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// Where an operator stands: a worktree, and the repository behind it.
+/// The worktree of the current directory, and its repository.
 #[derive(Clone, Debug)]
-pub struct Here {
+pub struct CurrentRepository {
     root: PathBuf,
     common: PathBuf,
 }
 
-impl Here {
-    /// The repository we stand in.
+impl CurrentRepository {
+    /// Finds the repository of the current directory.
     pub fn find() -> Option<Self> {
-        let home = here()?;
+        let repository = current_repository()?;
         Some(Self {
-            root: home.root().components().collect(),
-            common: home.common(),
+            root: repository.root().components().collect(),
+            common: repository.common(),
         })
     }
 }
 
-impl Place {
-    /// Whether it is a connect-only container.
-    pub fn is_elsewhere(&self) -> bool {
+impl SandboxInfo {
+    /// Whether the sandbox is a container of `sandbox.remote`.
+    pub fn is_remote(&self) -> bool {
         self.backend == "remote"
     }
 
-    /// Whether it works on this repository, in whichever worktree.
-    pub fn is_of(&self, here: &Here) -> bool {
+    /// Whether the sandbox belongs to this repository, in any of its worktrees.
+    pub fn belongs_to(&self, here: &CurrentRepository) -> bool {
         match &self.common {
-            // A link may be where it was.
+            // The recorded path may be a symbolic link.
             Some(common) => {
                 *common == here.common
                     || std::fs::canonicalize(common).is_ok_and(|now| now == here.common)
@@ -92,8 +92,8 @@ impl Place {
         }
     }
 
-    /// Its repository; a worktree that is gone has left the repository where it is.
-    pub fn home(&self) -> Result<Option<HostRepository>> {
+    /// The sandbox's repository, also if its worktree was removed.
+    pub fn host_repository(&self) -> Result<Option<HostRepository>> {
         let Some(repository) = &self.repository else {
             return Ok(None);
         };
@@ -106,73 +106,85 @@ impl Place {
     }
 }
 
-/// Every sandbox that these words may mean, by name or by id. The gate asks no other how it is.
-async fn named(gate: &Client, words: &str) -> Result<Vec<Place>> {
-    // Either is free of what would have to be escaped.
-    let word = match SandboxId::parse(words) {
+/// Every sandbox with that name or id. The gate queries the status of these only.
+async fn named(gate: &ControlClient, name: &str) -> Result<Vec<SandboxInfo>> {
+    // Neither an id nor a slug needs escaping.
+    let query = match SandboxId::parse(name) {
         Ok(id) => id.to_string(),
-        Err(_) => slug(words)?.to_string(),
+        Err(_) => slug(name)?.to_string(),
     };
-    let path = format!("/v1/sandboxes?name={word}");
+    let path = format!("/v1/sandboxes?name={query}");
     Ok(serde_json::from_value(gate.get(&path).await?)?)
 }
 
 fn slug(name: &str) -> Result<Slug> {
-    Ok(Slug::from_name(name).map_err(|error| Failure::new(Exit::Usage, error.to_string()))?)
+    Ok(Slug::from_name(name).map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?)
 }
 
-/// The sandbox of that name in the repository we stand in, or in none.
+/// The sandbox of that name in the given repository; without one, a sandbox without a
+/// repository.
 pub async fn in_repository(
-    gate: &Client,
+    gate: &ControlClient,
     name: &Slug,
-    here: Option<&Here>,
-) -> Result<Option<Place>> {
-    let is_wanted = |place: &Place| match here {
-        Some(here) => place.is_of(here),
-        None => place.repository.is_none(),
+    here: Option<&CurrentRepository>,
+) -> Result<Option<SandboxInfo>> {
+    let is_match = |sandbox: &SandboxInfo| match here {
+        Some(here) => sandbox.belongs_to(here),
+        None => sandbox.repository.is_none(),
     };
-    let mut places = named(gate, name.as_str()).await?.into_iter();
-    Ok(places.find(|place| place.name == *name && !place.is_elsewhere() && is_wanted(place)))
+    let mut sandboxes = named(gate, name.as_str()).await?.into_iter();
+    Ok(
+        sandboxes
+            .find(|sandbox| sandbox.name == *name && !sandbox.is_remote() && is_match(sandbox)),
+    )
 }
 
-/// The repository we stand in.
-pub fn here() -> Option<HostRepository> {
+/// The repository of the current directory.
+pub fn current_repository() -> Option<HostRepository> {
     let directory = std::env::current_dir().ok()?;
     HostRepository::discover(&directory).ok()
 }
 
-/// The sandbox of that name: the one of the repository we stand in, else the only one there
-/// is, or by its id.
-pub async fn find(gate: &Client, name: &str) -> Result<Place> {
-    choose(named(gate, name).await?, name, Here::find().as_ref())
+/// The sandbox with that id or name. Of several with the name, the one of the current
+/// repository.
+pub async fn find(gate: &ControlClient, name: &str) -> Result<SandboxInfo> {
+    choose(
+        named(gate, name).await?,
+        name,
+        CurrentRepository::find().as_ref(),
+    )
 }
 
-fn choose(places: Vec<Place>, name: &str, here: Option<&Here>) -> Result<Place> {
-    if let Some(place) = places.iter().find(|place| place.id.as_str() == name) {
-        return Ok(place.clone());
+fn choose(
+    sandboxes: Vec<SandboxInfo>,
+    name: &str,
+    here: Option<&CurrentRepository>,
+) -> Result<SandboxInfo> {
+    if let Some(sandbox) = sandboxes.iter().find(|sandbox| sandbox.id.as_str() == name) {
+        return Ok(sandbox.clone());
     }
     let slug = slug(name)?;
-    let named: Vec<Place> = places
+    let named: Vec<SandboxInfo> = sandboxes
         .into_iter()
-        .filter(|place| place.name == slug)
+        .filter(|sandbox| sandbox.name == slug)
         .collect();
     let of_here = named
         .iter()
-        .find(|place| here.is_some_and(|here| place.is_of(here)));
+        .find(|sandbox| here.is_some_and(|here| sandbox.belongs_to(here)));
     match (of_here, named.as_slice()) {
-        (Some(place), _) => Ok(place.clone()),
+        (Some(sandbox), _) => Ok(sandbox.clone()),
         (None, [only]) => Ok(only.clone()),
         (None, []) => {
             let message = SandboxError::NotFound(name.to_owned()).to_string();
-            Err(Failure::new(Exit::NotFound, message).into())
+            Err(CliError::new(CliExit::NotFound, message).into())
         }
         (None, several) => {
-            let ids: Vec<&str> = several.iter().map(|place| place.id.as_str()).collect();
+            let ids: Vec<&str> = several.iter().map(|sandbox| sandbox.id.as_str()).collect();
             let message = format!(
-                "several repositories have a sandbox '{slug}'; say which by its id: {}",
+                "several repositories have a sandbox '{slug}'; use one of these ids instead: {}",
                 ids.join(", ")
             );
-            Err(Failure::new(Exit::Usage, message).into())
+            Err(CliError::new(CliExit::Usage, message).into())
         }
     }
 }
@@ -181,8 +193,8 @@ fn choose(places: Vec<Place>, name: &str, here: Option<&Here>) -> Result<Place> 
 mod tests {
     use super::*;
 
-    fn place(id: &str, name: &str, repository: &str) -> Place {
-        Place {
+    fn sandbox_info(id: &str, name: &str, repository: &str) -> SandboxInfo {
+        SandboxInfo {
             id: SandboxId::parse(id).unwrap(),
             name: Slug::from_name(name).unwrap(),
             branch_name: None,
@@ -202,19 +214,19 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_first_that_of_this_repository_then_the_only_one() {
-        let places = vec![
-            place("fix-1", "fix", "/a"),
-            place("fix-2", "fix", "/b"),
-            place("docs-3", "docs", "/b"),
+    fn name_prefers_the_current_repository_then_the_only_match() {
+        let sandboxes = vec![
+            sandbox_info("fix-1", "fix", "/a"),
+            sandbox_info("fix-2", "fix", "/b"),
+            sandbox_info("docs-3", "docs", "/b"),
         ];
         let found = |name: &str, here: Option<&str>| {
-            let here = here.map(|root| Here {
+            let here = here.map(|root| CurrentRepository {
                 root: format!("{root}-linked").into(),
                 common: format!("{root}/.git").into(),
             });
-            choose(places.clone(), name, here.as_ref())
-                .map(|place| place.id.to_string())
+            choose(sandboxes.clone(), name, here.as_ref())
+                .map(|sandbox| sandbox.id.to_string())
                 .map_err(|error| error.to_string())
         };
         assert_eq!(found("fix", Some("/a")).unwrap(), "fix-1");

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use config::section::sandbox::SetupCommand;
 use control::body::{CreateBody, PortBody};
-use control::client::Client;
+use control::client::ControlClient;
 use policy::registration::Repo;
 use sandbox::create_progress::{CreateStep, ProgressReport};
 use sandbox::git::error::GitError;
@@ -15,20 +15,20 @@ use sandbox::manager::row::PublishedPort;
 use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
-use crate::cli::sandbox_lookup::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
 use crate::cli::{Global, block_on, doctor, ports, repo_limit, summary};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output::{self, Spinner};
 
-const NOT_HERE: &str =
-    "list failed: you do not stand in a git repository; go to one, or leave --here out";
+const NOT_IN_REPOSITORY: &str =
+    "list failed: the current directory is not in a git repository; change to one, or omit --here";
 
-/// What a new sandbox is to be.
+/// Options of a new sandbox.
 #[derive(Clone, Debug, Args)]
-pub struct Making {
-    /// Repository it may use, with an optional push limit such as owner/name:500MiB (repeatable)
-    /// [default: the repository of `origin`, if it is on a git host]
+pub struct CreateOptions {
+    /// Repository it may use, with an optional push limit such as owner/name:500MiB
+    /// (repeatable) [default: the repository of `origin`, if it is on a git host]
     #[arg(long = "repo", value_name = "OWNER/NAME[:SIZE]", value_parser = repo_limit::read)]
     pub repos: Vec<Repo>,
     /// Identity for git push [default: user]
@@ -62,16 +62,18 @@ pub struct Making {
     pub publish: Vec<PublishedPort>,
 }
 
-impl Making {
-    /// The request for a sandbox of that name.
+impl CreateOptions {
+    /// The request body for a sandbox of that name.
     fn body(&self, name: String) -> Result<CreateBody> {
         let repository = if self.no_repo {
             None
         } else {
-            let here = std::env::current_dir().context("there is no current directory")?;
+            let here = std::env::current_dir().context("cannot read the current directory")?;
             if let Err(error @ GitError::NotARepository(_)) = HostRepository::discover(&here) {
-                let message = format!("{error}; --no-repo starts with an empty workspace");
-                return Err(Failure::new(Exit::Usage, message).into());
+                let message = format!(
+                    "{error}; change to a repository, or use --no-repo for an empty workspace"
+                );
+                return Err(CliError::new(CliExit::Usage, message).into());
             }
             Some(here)
         };
@@ -106,7 +108,7 @@ pub struct CreateArgs {
     /// Name of the sandbox; its branch is palisade/NAME
     pub name: String,
     #[command(flatten)]
-    pub making: Making,
+    pub options: CreateOptions,
 }
 
 #[derive(Debug, Args)]
@@ -116,7 +118,7 @@ pub struct ListArgs {
     pub here: bool,
 }
 
-/// A command about one sandbox.
+/// Arguments of a command on one sandbox.
 #[derive(Debug, Args)]
 pub struct NameArgs {
     /// Sandbox name or id
@@ -141,114 +143,121 @@ pub struct SnapshotArgs {
     pub message: String,
 }
 
-pub fn create(args: &CreateArgs, global: &Global) -> Result<Exit> {
-    doctor::require_namespaces(global, args.making.backend.as_deref()).context("create failed")?;
-    in_words("create", global, async |gate| {
-        let place = make(gate, &args.making, args.name.clone(), global.json).await?;
-        let branch = place
+pub fn create(args: &CreateArgs, global: &Global) -> Result<CliExit> {
+    doctor::require_namespaces(global, args.options.backend.as_deref()).context("create failed")?;
+    run_and_print("create", global, async |gate| {
+        let sandbox = create_sandbox(gate, &args.options, args.name.clone(), global.json).await?;
+        let branch = sandbox
             .branch_name
             .as_ref()
             .map(|branch| format!(" on branch {branch}"));
-        let line = format!("Created {}{}", place.name, branch.unwrap_or_default());
-        Ok((gate.get(&route(&place)).await?, line))
+        let line = format!("Created {}{}", sandbox.name, branch.unwrap_or_default());
+        Ok((gate.get(&route(&sandbox)).await?, line))
     })
 }
 
-/// Requests a sandbox from the gate and waits for it. Shows the progress on a
-/// terminal, but for scripts.
-pub async fn make(gate: &Client, making: &Making, name: String, for_script: bool) -> Result<Place> {
-    let body = json!(making.body(name)?);
-    let made = if for_script || !Spinner::is_seen() {
+/// Creates a sandbox through the gate. Shows its progress on a terminal, except for scripts.
+pub async fn create_sandbox(
+    gate: &ControlClient,
+    options: &CreateOptions,
+    name: String,
+    for_script: bool,
+) -> Result<SandboxInfo> {
+    let body = json!(options.body(name)?);
+    let made = if for_script || !Spinner::is_visible() {
         gate.post("/v1/sandboxes", &body).await
     } else {
         let waiting = Spinner::start("preparing the sandbox");
         let made = gate
             .post_watched("/v1/sandboxes", &body, |progress| {
-                if let Ok(reached) = serde_json::from_value(progress.clone()) {
-                    waiting.say(words(reached));
+                if let Ok(report) = serde_json::from_value(progress.clone()) {
+                    waiting.set_message(progress_text(report));
                 }
             })
             .await;
         waiting.end();
         made
     };
-    let place: Place = serde_json::from_value(made?)?;
-    for line in place.warnings.iter().chain(&place.notes) {
-        output::say(&format!("palisade: {}", output::safe(line)));
+    let sandbox: SandboxInfo = serde_json::from_value(made?)?;
+    for line in sandbox.warnings.iter().chain(&sandbox.notes) {
+        output::print_message(&format!("palisade: {}", output::safe(line)));
     }
-    for PublishedPort { host, port } in &place.published {
-        output::say(&format!("palisade: {host} leads to port {port} inside"));
+    for PublishedPort { host, port } in &sandbox.published {
+        output::print_message(&format!("palisade: port {port} is published on {host}"));
     }
-    Ok(place)
+    Ok(sandbox)
 }
 
-/// How far the making of a sandbox is.
-fn words(reached: ProgressReport) -> String {
-    let what = match reached.step {
+/// The progress of a creation as text.
+fn progress_text(report: ProgressReport) -> String {
+    let what = match report.step {
         CreateStep::Checkout => "checking files out",
         CreateStep::History => "packing the history",
         CreateStep::Copy => "copying files",
         CreateStep::Setup => "running the set-up command",
     };
-    match reached.total {
-        Some(total) => format!("preparing the sandbox: {what}, {} of {total}", reached.done),
+    match report.total {
+        Some(total) => format!("preparing the sandbox: {what}, {} of {total}", report.done),
         None => format!("preparing the sandbox: {what}"),
     }
 }
 
-pub fn list(args: &ListArgs, global: &Global) -> Result<Exit> {
+pub fn list(args: &ListArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
         let here = if args.here {
-            Some(Here::find().ok_or_else(|| Failure::new(Exit::Usage, NOT_HERE))?)
+            Some(
+                CurrentRepository::find()
+                    .ok_or_else(|| CliError::new(CliExit::Usage, NOT_IN_REPOSITORY))?,
+            )
         } else {
             None
         };
         let Value::Array(mut rows) = gate.get("/v1/sandboxes").await? else {
-            anyhow::bail!("the gate's answer is no list");
+            anyhow::bail!("unexpected response of the gate: not a list");
         };
         if let Some(here) = here {
             rows.retain(|row| {
-                let place = serde_json::from_value::<Place>(row.clone());
-                place.is_ok_and(|place| place.is_of(&here))
+                let sandbox = serde_json::from_value::<SandboxInfo>(row.clone());
+                sandbox.is_ok_and(|sandbox| sandbox.belongs_to(&here))
             });
         }
         if global.json {
             output::print_json(&rows)?;
-            return Ok(Exit::Ok);
+            return Ok(CliExit::Ok);
         }
-        let places: Vec<Place> = serde_json::from_value(Value::Array(rows))?;
-        output::print_line(&table(&places))?;
-        Ok(Exit::Ok)
+        let sandboxes: Vec<SandboxInfo> = serde_json::from_value(Value::Array(rows))?;
+        output::print_line(&table(&sandboxes))?;
+        Ok(CliExit::Ok)
     })
 }
 
-fn table(places: &[Place]) -> String {
-    if places.is_empty() {
-        return "no sandboxes; make one: palisade run -- <agent>".to_owned();
+fn table(sandboxes: &[SandboxInfo]) -> String {
+    if sandboxes.is_empty() {
+        return "no sandboxes; create one: palisade run -- <agent>".to_owned();
     }
-    let row = |place: &Place| {
-        let status = match (&place.reason, place.is_elsewhere()) {
-            (None, false) => place.status.clone(),
-            (Some(reason), false) => format!("{}: {reason}", place.status),
+    let row = |sandbox: &SandboxInfo| {
+        let status = match (&sandbox.reason, sandbox.is_remote()) {
+            (None, false) => sandbox.status.clone(),
+            (Some(reason), false) => format!("{}: {reason}", sandbox.status),
             (None, true) => "managed elsewhere, reachable".to_owned(),
             (Some(reason), true) => format!("managed elsewhere, not reachable: {reason}"),
         };
-        let repository = place
+        let repository = sandbox
             .repository
             .as_ref()
             .map(|path| path.display().to_string());
         vec![
-            place.name.to_string(),
+            sandbox.name.to_string(),
             status,
-            place.branch_name.clone().unwrap_or_default(),
+            sandbox.branch_name.clone().unwrap_or_default(),
             repository.unwrap_or_default(),
-            age(place.created_at.as_deref()),
-            place.id.to_string(),
+            age(sandbox.created_at.as_deref()),
+            sandbox.id.to_string(),
         ]
     };
-    let rows: Vec<Vec<String>> = places.iter().map(row).collect();
+    let rows: Vec<Vec<String>> = sandboxes.iter().map(row).collect();
     output::table(
         &["NAME", "STATUS", "BRANCH", "REPOSITORY", "AGE", "ID"],
         &rows,
@@ -262,10 +271,10 @@ fn age(created: Option<&str>) -> String {
     let past = jiff::Timestamp::now()
         .duration_since(created)
         .unsigned_abs();
-    rough(past)
+    age_text(past)
 }
 
-fn rough(past: Duration) -> String {
+fn age_text(past: Duration) -> String {
     let seconds = past.as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -275,94 +284,98 @@ fn rough(past: Duration) -> String {
     }
 }
 
-pub fn pause(args: &NameArgs, global: &Global) -> Result<Exit> {
-    in_words("pause", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
-        let answer = gate.post(&below(&place, "pause"), &json!({})).await?;
-        Ok((answer, format!("Paused {}", place.name)))
+pub fn pause(args: &NameArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("pause", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
+        let answer = gate.post(&subroute(&sandbox, "pause"), &json!({})).await?;
+        Ok((answer, format!("Paused {}", sandbox.name)))
     })
 }
 
-pub fn resume(args: &NameArgs, global: &Global) -> Result<Exit> {
-    in_words("resume", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
-        let answer = gate.post(&below(&place, "resume"), &json!({})).await?;
-        Ok((answer, format!("Resumed {}", place.name)))
+pub fn resume(args: &NameArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("resume", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
+        let answer = gate.post(&subroute(&sandbox, "resume"), &json!({})).await?;
+        Ok((answer, format!("Resumed {}", sandbox.name)))
     })
 }
 
-pub fn delete(args: &DeleteArgs, global: &Global) -> Result<Exit> {
-    in_words("delete", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
+pub fn delete(args: &DeleteArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("delete", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
         let force = if args.force { "?force=true" } else { "" };
-        let answer = gate.delete(&format!("{}{force}", route(&place))).await?;
+        let answer = gate.delete(&format!("{}{force}", route(&sandbox))).await?;
         let tip = answer.get("tip").and_then(Value::as_str);
-        if let (Some(branch), Some(tip)) = (&place.branch_name, tip)
+        if let (Some(branch), Some(tip)) = (&sandbox.branch_name, tip)
             && args.force
-            && place.base.as_deref() != Some(tip)
+            && sandbox.base.as_deref() != Some(tip)
         {
-            output::say(&format!(
-                "the branch {branch} was at {tip}; to have it again: git branch {branch} {tip}"
+            output::print_message(&format!(
+                "deleted branch {branch}; undo: git branch {branch} {tip}"
             ));
         }
         let kept = answer.get("branch_kept").and_then(Value::as_str);
-        if let (Some(branch), Some(why)) = (&place.branch_name, kept) {
+        if let (Some(branch), Some(why)) = (&sandbox.branch_name, kept) {
             let why = output::safe(why);
-            output::say(&format!(
+            output::print_message(&format!(
                 "palisade: the branch {branch} was not deleted: {why}"
             ));
         }
-        Ok((answer, format!("Deleted {}", place.name)))
+        Ok((answer, format!("Deleted {}", sandbox.name)))
     })
 }
 
-pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<Exit> {
-    in_words("snapshot", global, async |gate| {
-        let place = sandbox_lookup::find(gate, &args.name).await?;
-        let report = take_snapshot(gate, &place, &args.message).await?;
+pub fn snapshot(args: &SnapshotArgs, global: &Global) -> Result<CliExit> {
+    run_and_print("snapshot", global, async |gate| {
+        let sandbox = sandbox_lookup::find(gate, &args.name).await?;
+        let report = take_snapshot(gate, &sandbox, &args.message).await?;
         let line = if report.moved {
             let tip = &report.tip;
             format!(
                 "Snapshot {} of {}",
                 tip.get(..12).unwrap_or(tip),
-                place.name
+                sandbox.name
             )
         } else {
-            format!("Nothing new in {}", place.name)
+            format!("Nothing new in {}", sandbox.name)
         };
         Ok((json!(report), line))
     })
 }
 
-/// Commits the workspace, and says on stderr what could not be taken along.
-pub async fn take_snapshot(gate: &Client, place: &Place, message: &str) -> Result<SnapshotReport> {
+/// Commits the workspace, and prints the skipped paths on stderr.
+pub async fn take_snapshot(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
+    message: &str,
+) -> Result<SnapshotReport> {
     let waiting = Spinner::start("taking a snapshot");
     let body = json!({ "message": message });
-    let report = gate.post(&below(place, "snapshot"), &body).await;
+    let report = gate.post(&subroute(sandbox, "snapshot"), &body).await;
     waiting.end();
     let report: SnapshotReport = serde_json::from_value(report?)?;
-    for line in summary::left_behind(&report) {
-        output::say(&format!("palisade: {line}"));
+    for line in summary::skipped_lines(&report) {
+        output::print_message(&format!("palisade: {line}"));
     }
     Ok(report)
 }
 
 /// The route of a sandbox.
-pub fn route(place: &Place) -> String {
-    format!("/v1/sandboxes/{}", place.id)
+pub fn route(sandbox: &SandboxInfo) -> String {
+    format!("/v1/sandboxes/{}", sandbox.id)
 }
 
-/// A route below that of a sandbox.
-pub fn below(place: &Place, what: &str) -> String {
-    format!("/v1/sandboxes/{}/{what}", place.id)
+/// A route below the route of a sandbox.
+pub fn subroute(sandbox: &SandboxInfo, what: &str) -> String {
+    format!("/v1/sandboxes/{}/{what}", sandbox.id)
 }
 
-/// Does one thing, and says it in words on stdout, or as JSON.
-pub fn in_words(
+/// Runs an action with the gate, and prints its result on stdout as text or as JSON.
+pub fn run_and_print(
     action: &str,
     global: &Global,
-    work: impl AsyncFnOnce(&Client) -> Result<(Value, String)>,
-) -> Result<Exit> {
+    work: impl AsyncFnOnce(&ControlClient) -> Result<(Value, String)>,
+) -> Result<CliExit> {
     let paths = global.paths()?;
     let done = block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -376,7 +389,7 @@ pub fn in_words(
             output::print_line(&output::safe(line))?;
         }
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
 #[cfg(test)]
@@ -384,28 +397,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_it_is_is_told_in_numbers() {
-        let told = |step, done, total| words(ProgressReport { step, done, total });
+    fn progress_is_shown_with_counts() {
+        let text = |step, done, total| progress_text(ProgressReport { step, done, total });
         assert_eq!(
-            told(CreateStep::Copy, 1200, Some(10_000)),
+            text(CreateStep::Copy, 1200, Some(10_000)),
             "preparing the sandbox: copying files, 1200 of 10000"
         );
         assert_eq!(
-            told(CreateStep::Setup, 0, None),
+            text(CreateStep::Setup, 0, None),
             "preparing the sandbox: running the set-up command"
         );
     }
 
     #[test]
-    fn an_age_is_told_in_its_largest_unit() {
-        for (seconds, told) in [
+    fn age_is_shown_in_its_largest_unit() {
+        for (seconds, text) in [
             (0, "0s"),
             (59, "59s"),
             (60, "1m"),
             (7199, "1h"),
             (90_000, "1d"),
         ] {
-            assert_eq!(rough(Duration::from_secs(seconds)), told);
+            assert_eq!(age_text(Duration::from_secs(seconds)), text);
         }
     }
 }

@@ -1,55 +1,55 @@
 //! The summary of `run`: result, hosts reached, requests refused.
 
 use anyhow::Result;
-use control::client::Client;
+use control::client::ControlClient;
 use sandbox::git::diff::{BranchDiff, ChangeKind};
 use sandbox::git::host_repository::HostRepository;
 use sandbox::worker::SnapshotReport;
 
-use crate::cli::outcome::{Connections, Reached};
-use crate::cli::sandbox_lookup::Place;
+use crate::cli::outcome::{Connections, HostCount};
+use crate::cli::sandbox_lookup::SandboxInfo;
 use crate::output;
 
-/// Files and hosts that are named; the rest is counted.
-const SHOWN: usize = 10;
+/// Maximum number of files and hosts that are listed; the others are counted.
+const MAX_SHOWN: usize = 10;
 
-/// The same of what a snapshot left behind.
-const LEFT_SHOWN: usize = 5;
+/// Maximum number of skipped paths that are listed.
+const MAX_SKIPPED_SHOWN: usize = 5;
 
-/// Says it on stderr. Whether the branch has something to bring home.
-pub async fn tell(
-    gate: &Client,
-    place: &Place,
+/// Prints the summary on stderr, and returns whether the branch has commits to merge.
+pub async fn print_summary(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
     report: Option<&SnapshotReport>,
     since: jiff::Timestamp,
 ) -> Result<bool> {
     let mut lines = Vec::new();
-    let mut brought = false;
-    if let (Some(home), Some(_)) = (place.home()?, report) {
-        let (work, any) = work(&home, place)?;
-        lines.extend(work);
-        brought = any;
+    let mut has_commits = false;
+    if let (Some(repository), Some(_)) = (sandbox.host_repository()?, report) {
+        let (changes, any) = changes(&repository, sandbox)?;
+        lines.extend(changes);
+        has_commits = any;
     }
-    lines.extend(traffic(gate, place, since).await?);
-    let name = &place.name;
-    if brought {
+    lines.extend(traffic(gate, sandbox, since).await?);
+    let name = &sandbox.name;
+    if has_commits {
         let program = output::program_name();
         lines.push(format!(
             "next: {program} diff {name} · {program} merge {name} · {program} delete {name}"
         ));
     }
     for line in lines {
-        output::say(&format!("palisade: {line}"));
+        output::print_message(&format!("palisade: {line}"));
     }
-    Ok(brought)
+    Ok(has_commits)
 }
 
-/// What a snapshot could not take along: the first few names, and how many more.
-pub fn left_behind(report: &SnapshotReport) -> Vec<String> {
+/// Lines about paths that a snapshot skipped: the first few, and the number of others.
+pub fn skipped_lines(report: &SnapshotReport) -> Vec<String> {
     let mut lines: Vec<String> = report
         .skipped
         .iter()
-        .take(LEFT_SHOWN)
+        .take(MAX_SKIPPED_SHOWN)
         .map(|one| {
             let (path, why) = (output::safe(&one.path), output::safe(&one.why));
             format!("left out {path}: {why}")
@@ -63,7 +63,7 @@ pub fn left_behind(report: &SnapshotReport) -> Vec<String> {
         lines.push(output::safe(error));
     }
     if report.stray_count > 0 {
-        let named = report.strays.iter().take(LEFT_SHOWN);
+        let named = report.strays.iter().take(MAX_SKIPPED_SHOWN);
         let named: Vec<String> = named.map(|stray| output::safe(stray)).collect();
         let more = report.stray_count.saturating_sub(named.len() as u64);
         let more = match more {
@@ -71,44 +71,44 @@ pub fn left_behind(report: &SnapshotReport) -> Vec<String> {
             more => format!(" and {more} more"),
         };
         lines.push(format!(
-            "only in the workspace's own repository: {}{more}; merge it there to bring it along",
+            "only in the workspace's repository: {}{more}; merge it there to include it",
             named.join(", ")
         ));
     }
     lines
 }
 
-fn work(home: &HostRepository, place: &Place) -> Result<(Vec<String>, bool)> {
-    let changes = home.diff(&place.name, 0)?;
-    let commits = home.log(&place.name, usize::MAX)?.len();
+fn changes(repository: &HostRepository, sandbox: &SandboxInfo) -> Result<(Vec<String>, bool)> {
+    let changes = repository.diff(&sandbox.name, 0)?;
+    let commits = repository.log(&sandbox.name, usize::MAX)?.len();
     if commits == 0 {
         return Ok((vec!["nothing was changed".to_owned()], false));
     }
     let (added, removed) = lines_of(&changes);
-    let branch = place.branch_name.clone().unwrap_or_default();
+    let branch = sandbox.branch_name.clone().unwrap_or_default();
     let mut lines = vec![format!(
         "{} on {branch}: {} changed, +{added} -{removed}",
         count(commits, "commit"),
         count(changes.files.len(), "file"),
     )];
-    lines.extend(changes.files.iter().take(SHOWN).map(|file| {
+    lines.extend(changes.files.iter().take(MAX_SHOWN).map(|file| {
         let path = String::from_utf8_lossy(&file.path);
         format!("  {} {}", letter(file.kind), output::safe(&path))
     }));
-    if changes.files.len() > SHOWN {
-        lines.push(format!("  and {} more", changes.files.len() - SHOWN));
+    if changes.files.len() > MAX_SHOWN {
+        lines.push(format!("  and {} more", changes.files.len() - MAX_SHOWN));
     }
     Ok((lines, true))
 }
 
-/// How many lines came and went.
+/// Number of added and removed lines.
 pub fn lines_of(changes: &BranchDiff) -> (usize, usize) {
     changes.files.iter().fold((0, 0), |(added, removed), file| {
         (added + file.added, removed + file.removed)
     })
 }
 
-/// A change as git's short status has it.
+/// The letter of a change in git's short status.
 pub fn letter(kind: ChangeKind) -> char {
     match kind {
         ChangeKind::Added => 'A',
@@ -127,13 +127,17 @@ pub fn count(number: usize, noun: &str) -> String {
     }
 }
 
-/// The hosts that were reached, those that were refused and those that failed.
-async fn traffic(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result<Vec<String>> {
+/// Lines about hosts that were reached, refused or failed.
+async fn traffic(
+    gate: &ControlClient,
+    sandbox: &SandboxInfo,
+    since: jiff::Timestamp,
+) -> Result<Vec<String>> {
     let Connections {
         reached,
         refused,
         failed,
-    } = Connections::read(gate, place, since).await?;
+    } = Connections::read(gate, sandbox, since).await?;
     let mut lines = Vec::new();
     for (word, hosts) in [
         ("reached", reached),
@@ -145,13 +149,13 @@ async fn traffic(gate: &Client, place: &Place, since: jiff::Timestamp) -> Result
         }
         let named = hosts
             .iter()
-            .take(SHOWN)
-            .map(|Reached { host, port, count }| {
+            .take(MAX_SHOWN)
+            .map(|HostCount { host, port, count }| {
                 let port = port.map_or_else(String::new, |port| format!(":{port}"));
                 format!("{}{port} ({count}×)", output::safe(host))
             });
         let named: Vec<String> = named.collect();
-        let more = hosts.len().saturating_sub(SHOWN);
+        let more = hosts.len().saturating_sub(MAX_SHOWN);
         let more = if more > 0 {
             format!(" and {more} more")
         } else {

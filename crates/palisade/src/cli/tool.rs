@@ -1,4 +1,4 @@
-//! `palisade tool`: one call of a coding tool inside a sandbox.
+//! `palisade tool`: calls a coding tool in a sandbox.
 
 use std::io::{Read, Write};
 
@@ -11,7 +11,7 @@ use workbench::request::BashRequest;
 use workbench::tools::bash::{CommandEvent, CommandStream, OutputChunk};
 
 use crate::cli::{Global, block_on, enter, remote, sandbox_lookup};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
@@ -24,8 +24,8 @@ Examples:
   palisade tool fix write - < request.json
   palisade tool fix bash '{\"command\":\"make test\",\"timeoutSeconds\":60}'
 
-The tool runs inside, as the agent. Its result is JSON; bash's output is the command's own, and
-so is the exit code (124 after its time-out). docs/workbench.md has every field.")]
+The tool runs in the sandbox, as the agent. Its result is JSON; bash prints the command's output
+and exits with its exit code (124 after a timeout). docs/workbench.md has every field.")]
 pub struct ToolArgs {
     /// Sandbox name or id
     pub name: String,
@@ -37,57 +37,61 @@ pub struct ToolArgs {
     pub request: String,
 }
 
-pub fn run(args: &ToolArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: &ToolArgs, global: &Global) -> Result<CliExit> {
     call(args, global).context("tool failed")
 }
 
-fn call(args: &ToolArgs, global: &Global) -> Result<Exit> {
+fn call(args: &ToolArgs, global: &Global) -> Result<CliExit> {
     let mut text = args.request.clone();
     if text == "-" {
         text.clear();
         std::io::stdin().read_to_string(&mut text)?;
     }
-    let request: Value = serde_json::from_str(&text)
-        .map_err(|error| Failure::new(Exit::Usage, format!("the request is no JSON: {error}")))?;
+    let request: Value = serde_json::from_str(&text).map_err(|error| {
+        CliError::new(
+            CliExit::Usage,
+            format!("the request is not valid JSON: {error}"),
+        )
+    })?;
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
-        let place = sandbox_lookup::find(&gate, &args.name).await?;
-        // On record, as every command inside.
-        enter::begin_session(&gate, &place, Purpose::Exec).await?;
-        let client = if place.is_elsewhere() {
-            WorkbenchClient::of(&remote::settings(&place.id, global)?)?
+        let sandbox = sandbox_lookup::find(&gate, &args.name).await?;
+        // Recorded, as every command in a sandbox.
+        enter::begin_session(&gate, &sandbox, Purpose::Exec).await?;
+        let client = if sandbox.is_remote() {
+            WorkbenchClient::of(&remote::settings(&sandbox.id, global)?)?
         } else {
-            control::workbench::client(&enter::backend(&paths), &place.id)?
+            control::workbench::client(&enter::backend(&paths), &sandbox.id)?
         };
-        ask(&client, &args.tool, &request).await
+        call_tool(&client, &args.tool, &request).await
     })
-    .map_err(in_safe_words)
+    .map_err(escape_error)
 }
 
-/// What a tool says comes from inside.
-fn in_safe_words(error: anyhow::Error) -> anyhow::Error {
+/// Escapes the error message of a tool, which comes from the sandbox.
+fn escape_error(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<WorkbenchClientError>() {
-        Ok(WorkbenchClientError::Refused(sentence)) => {
-            Failure::new(Exit::Failed, output::safe(&sentence)).into()
+        Ok(WorkbenchClientError::Refused(message)) => {
+            CliError::new(CliExit::Failed, output::safe(&message)).into()
         }
         Ok(other) => other.into(),
         Err(other) => other,
     }
 }
 
-async fn ask(client: &WorkbenchClient, tool: &str, request: &Value) -> Result<Exit> {
+async fn call_tool(client: &WorkbenchClient, tool: &str, request: &Value) -> Result<CliExit> {
     if tool != "bash" {
         output::print_json(&client.call_tool(tool, request).await?)?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     let request: BashRequest = serde_json::from_value(request.clone())
-        .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
-    let mut said = client.bash(&request).await?;
+        .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
+    let mut events = client.bash(&request).await?;
     loop {
-        match said.next().await? {
-            CommandEvent::Output(stream, said) => {
-                let bytes = match said {
+        match events.next().await? {
+            CommandEvent::Output(stream, chunk) => {
+                let bytes = match chunk {
                     OutputChunk::Text(text) => text.into_bytes(),
                     OutputChunk::Bytes(bytes) => bytes,
                 };
@@ -98,9 +102,9 @@ async fn ask(client: &WorkbenchClient, tool: &str, request: &Value) -> Result<Ex
             }
             CommandEvent::Done {
                 timed_out: true, ..
-            } => return Ok(Exit::TimedOut),
+            } => return Ok(CliExit::TimedOut),
             CommandEvent::Done { exit_code, .. } => {
-                return Ok(Exit::Command(u8::try_from(exit_code).unwrap_or(1)));
+                return Ok(CliExit::Command(u8::try_from(exit_code).unwrap_or(1)));
             }
             CommandEvent::Failed(why) => return Err(WorkbenchClientError::Refused(why).into()),
         }

@@ -1,4 +1,4 @@
-//! `palisade trust`: a repository's own wishes count only as the operator saw them.
+//! `palisade trust`: trusts the exact content of a repository's `.palisade.yaml`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use config::{RepoFile, TrustStore};
 use serde_json::json;
 
 use crate::cli::{Global, confirm};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::output;
 
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub struct TrustArgs {
     list: bool,
 }
 
-pub fn run(args: TrustArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: TrustArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     paths.prepare()?;
     let mut store = TrustStore::load(&paths.trust())?;
@@ -35,52 +35,62 @@ pub fn run(args: TrustArgs, global: &Global) -> Result<Exit> {
         return list(&store, global);
     }
     if args.revoke {
-        // A repository that is gone must still be revocable.
+        // The trust of a removed repository can be revoked, too.
         let repository = args
             .repository
             .canonicalize()
             .or_else(|_| std::path::absolute(&args.repository))?;
         if !store.revoke(&repository)? {
-            let message = format!("{} was not trusted", repository.display());
-            return Err(Failure::new(Exit::NotFound, message).into());
+            let message = format!(
+                "{} is not trusted; to list trusted repositories: palisade trust --list",
+                repository.display()
+            );
+            return Err(CliError::new(CliExit::NotFound, message).into());
         }
-        return tell("no longer trusted", &repository, None, global);
+        return report("no longer trusted", &repository, None, global);
     }
     let repository = args.repository.canonicalize().map_err(|error| {
         let message = format!("cannot find {}: {error}", args.repository.display());
-        Failure::new(Exit::NotFound, message)
+        CliError::new(CliExit::NotFound, message)
     })?;
     let shown = output::safe(&repository.display().to_string());
     let file = RepoFile::load(&repository)
-        .map_err(|problems| Failure::new(Exit::Usage, problems.to_string()))?
-        .ok_or_else(|| Failure::new(Exit::NotFound, format!("{shown} has no .palisade.yaml")))?;
+        .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?
+        .ok_or_else(|| {
+            CliError::new(CliExit::NotFound, format!("{shown} has no .palisade.yaml"))
+        })?;
     let digest = file.sha256();
     if file.trusted(&store).is_some() {
-        return tell(
+        return report(
             "already trusted as it is",
             &repository,
             Some(&digest),
             global,
         );
     }
-    // What is shown is what is hashed: the text was read once. Empty lines are left out,
-    // so that a long file cannot push what matters off the screen.
-    output::say(&format!("{shown}/.palisade.yaml (sha256 {digest}):\n"));
+    // The text was read once, so the shown text is the hashed text. Empty lines are omitted, so
+    // that a file cannot scroll its content off the screen.
+    output::print_message(&format!("{shown}/.palisade.yaml (sha256 {digest}):\n"));
     for (number, line) in file.text().lines().enumerate() {
         if !line.trim().is_empty() {
-            output::say(&format!("{:>5}  {}", number + 1, output::safe(line)));
+            output::print_message(&format!("{:>5}  {}", number + 1, output::safe(line)));
         }
     }
-    output::say("");
+    output::print_message("");
     confirm(
         "Trust exactly this content? Any change to it will have to be trusted again.",
         args.yes,
     )?;
     store.trust(&file)?;
-    tell("trusted", &repository, Some(&digest), global)
+    report("trusted", &repository, Some(&digest), global)
 }
 
-fn tell(status: &str, repository: &Path, sha256: Option<&str>, global: &Global) -> Result<Exit> {
+fn report(
+    status: &str,
+    repository: &Path,
+    sha256: Option<&str>,
+    global: &Global,
+) -> Result<CliExit> {
     if global.json {
         let answer = json!({ "status": status, "repository": repository, "sha256": sha256 });
         output::print_json(&answer)?;
@@ -88,10 +98,10 @@ fn tell(status: &str, repository: &Path, sha256: Option<&str>, global: &Global) 
         let shown = output::safe(&repository.display().to_string());
         output::print_line(&format!("{status}: {shown}"))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn list(store: &TrustStore, global: &Global) -> Result<Exit> {
+fn list(store: &TrustStore, global: &Global) -> Result<CliExit> {
     let entries: Vec<(String, String)> = store
         .list()
         .into_iter()
@@ -104,7 +114,7 @@ fn list(store: &TrustStore, global: &Global) -> Result<Exit> {
             .collect();
         output::print_json(&shown)?;
     } else if entries.is_empty() {
-        output::print_line("nothing is trusted")?;
+        output::print_line("no trusted repositories")?;
     } else {
         let rows: Vec<Vec<String>> = entries
             .into_iter()
@@ -112,5 +122,5 @@ fn list(store: &TrustStore, global: &Global) -> Result<Exit> {
             .collect();
         output::print_line(&output::table(&["REPOSITORY", "SHA256"], &rows))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }

@@ -1,4 +1,4 @@
-//! `palisade why` and `palisade policy try`: what was decided, and what would be.
+//! `palisade why` and `palisade policy try`: explain a past decision, and try a request.
 
 use anyhow::Result;
 use clap::Args;
@@ -6,14 +6,14 @@ use policy::id::RequestId;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{Global, block_on, sandbox_lookup};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The id is in the refusal's JSON, in its header x-palisade-request-id, and in the audit log:
-  palisade audit query --verdict deny")]
+  palisade audit list --verdict deny")]
 pub struct WhyArgs {
     /// The request's id: 26 letters and digits
     pub request_id: String,
@@ -35,13 +35,13 @@ pub struct TryArgs {
 }
 
 /// Runs `palisade why`.
-pub fn why(args: &WhyArgs, global: &Global) -> Result<Exit> {
+pub fn why(args: &WhyArgs, global: &Global) -> Result<CliExit> {
     let id = RequestId::parse(&args.request_id).map_err(|_| {
         let message = format!(
-            "'{}' is no request id: they have 26 letters and digits",
+            "'{}' is not a request id (26 letters and digits); to list ids: palisade audit list",
             output::safe(&args.request_id)
         );
-        Failure::new(Exit::Usage, message)
+        CliError::new(CliExit::Usage, message)
     })?;
     let paths = global.paths()?;
     block_on(async {
@@ -52,12 +52,12 @@ pub fn why(args: &WhyArgs, global: &Global) -> Result<Exit> {
         } else {
             output::print_line(&explain(&answer))?;
         }
-        Ok(Exit::Ok)
+        Ok(CliExit::Ok)
     })
 }
 
 /// Runs `palisade policy try`.
-pub fn try_request(args: &TryArgs, global: &Global) -> Result<Exit> {
+pub fn try_request(args: &TryArgs, global: &Global) -> Result<CliExit> {
     let paths = global.paths()?;
     block_on(async {
         let gate = background::client(&paths, global.verbose).await?;
@@ -78,11 +78,15 @@ pub fn try_request(args: &TryArgs, global: &Global) -> Result<Exit> {
             output::print_line(&explain(&answer))?;
         }
         let allowed = answer.get("verdict").and_then(Value::as_str) == Some("allow");
-        Ok(if allowed { Exit::Ok } else { Exit::Denied })
+        Ok(if allowed {
+            CliExit::Ok
+        } else {
+            CliExit::Denied
+        })
     })
 }
 
-/// A verdict for people: one line that says it, then what is known, a line each.
+/// A decision as text: one line with the verdict, then one line for each detail.
 fn explain(answer: &Value) -> String {
     let text = |key: &str| -> Option<String> {
         match answer.get(key)? {
@@ -92,40 +96,40 @@ fn explain(answer: &Value) -> String {
         }
     };
     let verdict = match text("verdict").as_deref() {
-        Some("allow") if text("reason").is_some() => "allowed, and failed",
+        Some("allow") if text("reason").is_some() => "allowed, but failed",
         Some("allow") => "allowed",
         Some("deny") => "refused",
         _ => "not decided",
     };
-    let mut wanted = String::new();
+    let mut request = String::new();
     if let Some(method) = text("method") {
-        wanted = format!(": {method} {}", text("host").unwrap_or_default());
+        request = format!(": {method} {}", text("host").unwrap_or_default());
         if let Some(port) = text("port") {
-            wanted = format!("{wanted}:{port}");
+            request = format!("{request}:{port}");
         }
-        wanted += &text("path").unwrap_or_default();
+        request += &text("path").unwrap_or_default();
     }
-    let mut lines = vec![format!("{verdict}{wanted}")];
+    let mut lines = vec![format!("{verdict}{request}")];
     for (key, label) in [
         ("reason", "reason"),
-        ("says", "that is"),
+        ("says", "meaning"),
         ("rule", "rule"),
-        ("error", "told"),
-        ("told", "told"),
+        ("error", "message"),
+        ("told", "message"),
         ("evidence", "evidence"),
         ("stage", "stage"),
         ("status", "status"),
         ("sandbox", "sandbox"),
         ("at", "at"),
-        ("alike", "alike"),
+        ("alike", "count"),
     ] {
-        let dull = key == "alike" && text(key).as_deref() == Some("1");
-        if let Some(value) = text(key).filter(|_| !dull) {
+        let is_single = key == "alike" && text(key).as_deref() == Some("1");
+        if let Some(value) = text(key).filter(|_| !is_single) {
             lines.push(format!("  {label:<9} {value}"));
         }
     }
     if answer.get("unread").and_then(Value::as_bool) == Some(true) {
-        lines.push("  unread    passed on as it is: only host and port are judged".to_owned());
+        lines.push("  unread    tunnel: only host and port are checked".to_owned());
     }
     lines.join("\n")
 }

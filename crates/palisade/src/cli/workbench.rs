@@ -1,4 +1,4 @@
-//! `palisade workbench`: the coding tools, served where an agent's files are.
+//! `palisade workbench`: serves the coding tools over a socket, beside the agent's files.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ use workbench::tools::WorkspaceTools;
 use workbench::tools::bash::GuardProgram;
 
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
-use crate::process_guard::LEASH;
-use crate::telemetry::{Sink, Telemetry};
+use crate::exit::{CliError, CliExit};
+use crate::process_guard::GUARD;
+use crate::telemetry::{LogSink, Telemetry};
 use crate::{child_reaper, output};
 
-/// Where the clients of this service look for it.
+/// The socket path that clients use by default.
 const DEFAULT_SOCKET: &str = "/var/run/sidecar/sidecar.sock";
 
 const EXAMPLES: &str = "\
-What it serves: GET /health, and POST /bash /read /write /edit /ls /find /grep with JSON. Every
+Serves GET /health, and POST /bash /read /write /edit /ls /find /grep with JSON. Every
 path is below the workspace, whatever it looks like; commands run in it and end with their
-client, their time-out or this process. Whoever reaches the socket can run commands: its mode,
-or the token, decides who that is. See docs/workbench.md.
+client, their timeout or this process. Every client of the socket can run commands: restrict
+access with its mode or a token. See docs/workbench.md.
 
 Examples:
   palisade workbench --workspace-root . --socket-path /tmp/w.sock
@@ -43,7 +43,7 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct WorkbenchArgs {
     /// The Unix socket to listen on; a stale one is replaced
-    /// [default: /var/run/sidecar/sidecar.sock, unless only TCP is asked for]
+    /// [default: /var/run/sidecar/sidecar.sock, unless only TCP is configured]
     #[arg(long, value_name = "SOCK", env = "SOCKET_PATH")]
     socket_path: Option<PathBuf>,
     /// Who may use the Unix socket, as an octal mode
@@ -93,18 +93,18 @@ fn mode(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "not an octal mode like 600 or 660".to_owned())
 }
 
-/// Variables say it in many ways; one that is empty says nothing.
+/// Parses a boolean, in the spellings that environment variables use; empty means false.
 fn yes_or_no(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
         "" | "0" | "false" | "no" | "off" => Ok(false),
-        _ => Err("say true or false".to_owned()),
+        _ => Err("expected true or false".to_owned()),
     }
 }
 
-pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<Exit> {
-    let wish = Wish::read(args)?;
-    // What it knows in memory is not for the commands it runs, which have its user id.
+pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<CliExit> {
+    let options = WorkbenchOptions::read(args)?;
+    // The commands it runs have the same uid and must not read its memory.
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -113,53 +113,53 @@ pub fn run(args: &WorkbenchArgs, global: &Global) -> Result<Exit> {
         .context("cannot start the runtime")?;
     let telemetry = {
         let _inside = runtime.enter();
-        Telemetry::start(&Settings::default(), global.verbose, Sink::Stderr)?
+        Telemetry::start(&Settings::default(), global.verbose, LogSink::Stderr)?
     };
-    let served = runtime.block_on(serve_wish(wish, global));
+    let served = runtime.block_on(serve_tools(options, global));
     telemetry.finish();
-    // Whoever still reads a large file for a client that is gone need not finish.
+    // Blocking reads for clients that disconnected need not finish.
     runtime.shutdown_background();
     served
 }
 
-/// What is to be served, checked.
-struct Wish {
+/// Validated options.
+struct WorkbenchOptions {
     inherited: bool,
     socket: Option<(PathBuf, u32)>,
     tcp: Option<(IpAddr, u16)>,
     root: PathBuf,
-    guard: BearerAuth,
-    reach: PathScope,
+    auth: BearerAuth,
+    scope: PathScope,
 }
 
-impl Wish {
+impl WorkbenchOptions {
     fn read(args: &WorkbenchArgs) -> Result<Self> {
         if args.inherited {
-            // Variables inside a sandbox are the agent's affair.
+            // The agent controls the environment in a sandbox, so variables are ignored.
             return Ok(Self {
                 inherited: true,
                 socket: None,
                 tcp: None,
                 root: args.workspace_root.clone(),
-                guard: BearerAuth::default(),
-                reach: PathScope::Workspace,
+                auth: BearerAuth::default(),
+                scope: PathScope::Workspace,
             });
         }
-        let wrong = |why: &str| Failure::new(Exit::Usage, why.to_owned());
-        let said = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let tcp = match (said(&args.tcp_host), said(&args.tcp_port)) {
+        let usage = |why: &str| CliError::new(CliExit::Usage, why.to_owned());
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+        let tcp = match (given(&args.tcp_host), given(&args.tcp_port)) {
             (None, None) => None,
             (Some(host), Some(port)) => {
                 let port = port.trim().parse();
-                let port = port.map_err(|_| wrong("TCP_PORT is not a port number"))?;
+                let port = port.map_err(|_| usage("TCP_PORT is not a port number"))?;
                 Some((
-                    address(&host).ok_or_else(|| wrong("TCP_HOST is not an IP address"))?,
+                    address(&host).ok_or_else(|| usage("TCP_HOST is not an IP address"))?,
                     port,
                 ))
             }
             _ => {
                 let why = "TCP_HOST and TCP_PORT belong together: set both or neither";
-                return Err(wrong(why).into());
+                return Err(usage(why).into());
             }
         };
         let socket = args
@@ -168,12 +168,12 @@ impl Wish {
             .filter(|path| !path.as_os_str().is_empty())
             .or_else(|| tcp.is_none().then(|| DEFAULT_SOCKET.into()))
             .map(|path| (path, args.socket_mode));
-        let token = said(&args.auth_token);
+        let token = given(&args.auth_token);
         if args.require_auth && token.is_none() {
             let why = "SIDECAR_REQUIRE_AUTH is set but there is no token; set SIDECAR_AUTH_TOKEN";
-            return Err(wrong(why).into());
+            return Err(usage(why).into());
         }
-        let reach = if args.allow_outside_workspace_root {
+        let scope = if args.allow_outside_workspace_root {
             PathScope::Everywhere
         } else {
             PathScope::Workspace
@@ -183,16 +183,16 @@ impl Wish {
             socket,
             tcp,
             root: args.workspace_root.clone(),
-            guard: BearerAuth {
+            auth: BearerAuth {
                 token,
                 required: args.require_auth,
             },
-            reach,
+            scope,
         })
     }
 }
 
-/// The static binary asks no resolver.
+/// Parses an IP address or `localhost`; the static binary has no resolver.
 fn address(host: &str) -> Option<IpAddr> {
     match host.trim() {
         "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
@@ -200,31 +200,31 @@ fn address(host: &str) -> Option<IpAddr> {
     }
 }
 
-async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
+async fn serve_tools(options: WorkbenchOptions, global: &Global) -> Result<CliExit> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let root = open_root(&wish.root, wish.reach)?;
-    let leash = GuardProgram {
-        argv: vec!["/proc/self/exe".into(), LEASH.into()],
+    let root = open_root(&options.root, options.scope)?;
+    let guard_program = GuardProgram {
+        argv: vec!["/proc/self/exe".into(), GUARD.into()],
         stop: stop.clone(),
     };
-    let is_open = wish.guard.token.is_none();
+    let is_open = options.auth.token.is_none();
     let service = Arc::new(WorkbenchService::new(
-        WorkspaceTools::new(root, leash),
-        wish.guard,
+        WorkspaceTools::new(root, guard_program),
+        options.auth,
     ));
     let mut listeners = Vec::new();
-    if wish.inherited {
-        listeners.push(WorkbenchListener::inherited().context("the input is no listening socket")?);
+    if options.inherited {
+        listeners.push(WorkbenchListener::inherited().context("stdin is not a listening socket")?);
     }
-    if let Some((path, mode)) = &wish.socket {
+    if let Some((path, mode)) = &options.socket {
         listeners.push(WorkbenchListener::unix(path, *mode).await?);
     }
-    if let Some((host, port)) = wish.tcp {
+    if let Some((host, port)) = options.tcp {
         listeners.push(WorkbenchListener::tcp(&host.to_string(), port).await?);
         if is_open && !host.is_loopback() {
-            output::say(
+            output::print_message(
                 "palisade: every client that reaches this port can run commands; set a token",
             );
         }
@@ -233,7 +233,7 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     if global.json {
         output::print_json(&json!({ "status": "listening", "addresses": addresses }))?;
     } else {
-        output::say(&format!("workbench listening on {}", addresses.join(", ")));
+        output::print_message(&format!("workbench listening on {}", addresses.join(", ")));
     }
     let serving = serve_all(listeners, service, stop.clone());
     tokio::pin!(serving);
@@ -245,11 +245,11 @@ async fn serve_wish(wish: Wish, global: &Global) -> Result<Exit> {
     }
     stop.cancel();
     serving.await;
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-fn open_root(path: &Path, reach: PathScope) -> Result<WorkspaceRoot> {
-    WorkspaceRoot::open(path, reach)
+fn open_root(path: &Path, scope: PathScope) -> Result<WorkspaceRoot> {
+    WorkspaceRoot::open(path, scope)
         .with_context(|| format!("cannot open the workspace {}", path.display()))
 }
 
@@ -277,29 +277,29 @@ mod tests {
         args: WorkbenchArgs,
     }
 
-    fn wish(words: &[&str]) -> Result<Wish, String> {
+    fn options(words: &[&str]) -> Result<WorkbenchOptions, String> {
         let words = [&["workbench"], words].concat();
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-        Wish::read(&line.args).map_err(|error| error.to_string())
+        WorkbenchOptions::read(&line.args).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn without_tcp_it_is_the_usual_socket() {
-        let usual = wish(&[]).unwrap();
+    fn default_without_tcp_is_the_unix_socket() {
+        let usual = options(&[]).unwrap();
         assert_eq!(usual.socket, Some((DEFAULT_SOCKET.into(), 0o600)));
         assert_eq!(usual.tcp, None);
         assert_eq!(usual.root, Path::new("/workspace"));
-        assert_eq!(usual.reach, PathScope::Workspace);
+        assert_eq!(usual.scope, PathScope::Workspace);
         let tcp = ["--tcp-host", "localhost", "--tcp-port", "80"];
-        let only = wish(&tcp).unwrap();
+        let only = options(&tcp).unwrap();
         assert_eq!(only.socket, None);
         assert_eq!(only.tcp, Some((IpAddr::from([127, 0, 0, 1]), 80)));
-        let both = wish(&[&tcp[..], &["--socket-path", "/s", "--socket-mode", "660"]].concat());
+        let both = options(&[&tcp[..], &["--socket-path", "/s", "--socket-mode", "660"]].concat());
         assert_eq!(both.unwrap().socket, Some(("/s".into(), 0o660)));
     }
 
     #[test]
-    fn what_does_not_fit_together_stops_the_start() {
+    fn conflicting_options_are_refused() {
         for words in [
             &["--tcp-host", "127.0.0.1"][..],
             &["--tcp-port", "80"],
@@ -311,9 +311,9 @@ mod tests {
             &["--require-auth=perhaps"],
             &["--socket-mode", "999"],
         ] {
-            assert!(wish(words).is_err(), "{words:?}");
+            assert!(options(words).is_err(), "{words:?}");
         }
-        assert!(wish(&["--require-auth", "--auth-token", "x"]).is_ok());
-        assert!(wish(&["--require-auth=0"]).is_ok());
+        assert!(options(&["--require-auth", "--auth-token", "x"]).is_ok());
+        assert!(options(&["--require-auth=0"]).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! A gate in the background: starting it with its watchdog, finding it, stopping both.
+//! A gate in the background: starts it with its watchdog, finds it, stops both.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control::client::{Client, ClientError};
+use control::client::{ControlClient, ControlClientError};
 use control::health::HealthReport;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -17,136 +17,139 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::exit::{Exit, Failure, exit_of};
+use crate::exit::{CliError, CliExit, exit_of};
 use crate::gate::lock::{self, Holder};
 use crate::gate::watchdog::{self, START_LIMIT, WATCHDOG};
 use crate::output;
 use crate::paths::{ConfigPath, Paths};
 
-/// A watchdog ends a gate that is not ready after [`START_LIMIT`]; one that has not by then is
-/// itself stuck.
+/// A watchdog ends a gate that is not ready after [`START_LIMIT`]; a watchdog that has not done
+/// so by then is stuck.
 const WATCHDOG_LIMIT: Duration = Duration::from_secs(35);
 
 /// Longer than any sensible `shutdown_timeout`.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// A gate that has not answered a short question by then is stuck.
+/// Timeout of a health query; a gate that takes longer is stuck.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long `--force` waits before it kills: a little more than the usual shutdown.
 const FORCE_LIMIT: Duration = Duration::from_secs(12);
 
-/// Between two looks at something that sends no event.
-const STEP: Duration = Duration::from_millis(20);
+/// Poll interval for locks, which send no event.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whether a gate runs, without checks: a listener that does not answer takes time to find out.
+/// The route that shows whether a gate runs, without its health checks, which take time.
 const KNOWN_HEALTH: &str = "/v1/health?checks=false";
 
 /// The outcome of [`start`].
 #[derive(Debug)]
-pub struct Started {
+pub struct StartedGate {
     /// The gate's process.
     pub pid: u32,
-    /// Whether it ran before.
+    /// Whether it was already running.
     pub was_running: bool,
 }
 
-/// A client for a gate that runs, started if need be.
-pub async fn client(paths: &Paths, verbose: u8) -> Result<Client> {
-    let client = Client::new(&paths.control);
-    let asked = client_in_haste(paths);
-    match asked.send(http::Method::GET, KNOWN_HEALTH, None).await {
+/// A client of the running gate, which is started if necessary.
+pub async fn client(paths: &Paths, verbose: u8) -> Result<ControlClient> {
+    let client = ControlClient::new(&paths.control);
+    let query = client_with_timeout(paths);
+    match query.send(http::Method::GET, KNOWN_HEALTH, None).await {
         Ok(answer) => {
-            warn_of_other_version(answer.version());
+            warn_about_version_mismatch(answer.version());
             Ok(client)
         }
-        // One that hangs up on such a question is on its way out.
-        Err(ClientError::Unreachable { .. } | ClientError::Broken(_)) => {
+        // A gate that closes the connection is shutting down.
+        Err(ControlClientError::Unreachable { .. } | ControlClientError::Broken(_)) => {
             start(paths, verbose).await?;
             Ok(client)
         }
-        Err(other @ ClientError::Refused { .. }) => Err(other.into()),
+        Err(other @ ControlClientError::Refused { .. }) => Err(other.into()),
     }
 }
 
-fn warn_of_other_version(gate: Option<&str>) {
+fn warn_about_version_mismatch(gate: Option<&str>) {
     let own = env!("CARGO_PKG_VERSION");
     if let Some(gate) = gate
         && gate != own
     {
-        output::say(&format!(
-            "palisade: the gate runs version {}, this is {own}; to change it: palisade gate restart",
+        output::print_message(&format!(
+            "palisade: the gate has version {}, this is {own}; to update it: palisade gate restart",
             output::safe(gate)
         ));
     }
 }
 
-fn client_in_haste(paths: &Paths) -> Client {
-    Client::new(&paths.control).within(ANSWER_LIMIT)
+fn client_with_timeout(paths: &Paths) -> ControlClient {
+    ControlClient::new(&paths.control).within(ANSWER_LIMIT)
 }
 
-/// Asks the gate how it is, with checks that are made now. A degraded gate answers too.
-pub async fn report(paths: &Paths) -> Result<HealthReport, ClientError> {
+/// The gate's health report, with checks that run now. A degraded gate returns one, too.
+pub async fn report(paths: &Paths) -> Result<HealthReport, ControlClientError> {
     report_at(paths, "/v1/health").await
 }
 
-async fn report_at(paths: &Paths, path: &str) -> Result<HealthReport, ClientError> {
-    let answer = match client_in_haste(paths).get(path).await {
-        Err(ClientError::Refused { body, .. }) if body.get("checks").is_some() => body,
+async fn report_at(paths: &Paths, path: &str) -> Result<HealthReport, ControlClientError> {
+    let answer = match client_with_timeout(paths).get(path).await {
+        Err(ControlClientError::Refused { body, .. }) if body.get("checks").is_some() => body,
         other => other?,
     };
-    serde_json::from_value(answer).map_err(|error| ClientError::Broken(error.to_string()))
+    serde_json::from_value(answer).map_err(|error| ControlClientError::Broken(error.to_string()))
 }
 
 /// Starts a gate unless one answers, and returns when it is ready.
-pub async fn start(paths: &Paths, verbose: u8) -> Result<Started> {
+pub async fn start(paths: &Paths, verbose: u8) -> Result<StartedGate> {
     let until = Instant::now() + START_LIMIT;
     loop {
         if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
-            return Ok(Started {
+            return Ok(StartedGate {
                 pid: report.pid,
                 was_running: true,
             });
         }
-        let taken = match lock::holder(&paths.watchdog_lock())? {
-            Some(_) => Failure::new(Exit::Exists, "a gate is being started or stopped").into(),
+        let conflict = match lock::holder(&paths.watchdog_lock())? {
+            Some(_) => CliError::new(
+                CliExit::Exists,
+                "a gate is being started or stopped; try again",
+            )
+            .into(),
             None => match start_once(paths, verbose).await {
-                Err(error) if exit_of(&error) == Exit::Exists => error,
+                Err(error) if exit_of(&error) == CliExit::Exists => error,
                 other => return other,
             },
         };
-        // Another command was quicker, and its gate is as good; or the gate died and its
-        // watchdog restarts it; or the place was taken by a gate that is on its way out, and is
-        // free in a moment.
+        // Another command has started the gate; or the gate died and its watchdog restarts it;
+        // or a gate that is shutting down releases the lock in a moment.
         match wait_for_other(paths, until).await? {
             Some(other) => return Ok(other),
-            None if Instant::now() < until => sleep(STEP).await,
-            None => return Err(taken),
+            None if Instant::now() < until => sleep(POLL_INTERVAL).await,
+            None => return Err(conflict),
         }
     }
 }
 
-async fn start_once(paths: &Paths, verbose: u8) -> Result<Started> {
+async fn start_once(paths: &Paths, verbose: u8) -> Result<StartedGate> {
     paths.prepare()?;
     if let Some(why) = watchdog::failure(&paths.state_dir) {
-        output::say(&format!(
-            "palisade: the gate was down: {why}; starting it again"
+        output::print_message(&format!(
+            "palisade: the gate was down: {why}; restarting it"
         ));
     }
     let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
     let mut child = spawn(paths, verbose)?;
-    let late = || Failure::new(Exit::TimedOut, "the gate was not ready in 30 s").into();
+    let late = || CliError::new(CliExit::TimedOut, "the gate was not ready within 30 s").into();
     let error = match timeout(WATCHDOG_LIMIT, ready(&mut child)).await {
         Ok(Ok(pid)) => {
-            return Ok(Started {
+            return Ok(StartedGate {
                 pid,
                 was_running: false,
             });
         }
-        Ok(Err(error)) if exit_of(&error) == Exit::TimedOut => late(),
+        Ok(Err(error)) if exit_of(&error) == CliExit::TimedOut => late(),
         Ok(Err(error)) => error,
         Err(_) => {
-            // Not a kill: the watchdog has to end its gate first.
+            // SIGTERM and not SIGKILL: the watchdog must end its gate first.
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
                 signal(pid, Signal::SIGTERM)?;
             }
@@ -163,7 +166,7 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
         .create(true)
         .mode(0o600)
         .open(paths.log())?;
-    // The file this process was started from may have been replaced by an update since.
+    // An update may have replaced the file of this process.
     let own = std::env::current_exe().ok().filter(|path| path.exists());
     let mut command = Command::new(own.as_deref().unwrap_or(Path::new("/proc/self/exe")));
     command.arg(WATCHDOG).arg(&paths.state_dir);
@@ -175,7 +178,7 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
         .arg(&paths.control);
     match &paths.config {
         ConfigPath::Named(config) => command.arg("--config").arg(config),
-        ConfigPath::Usual(_) | ConfigPath::Nowhere => command.env_remove("PALISADE_CONFIG"),
+        ConfigPath::Default(_) | ConfigPath::None => command.env_remove("PALISADE_CONFIG"),
     };
     command.args(vec!["-v"; usize::from(verbose)]);
     command
@@ -186,8 +189,8 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
     command.spawn().context("cannot start the gate")
 }
 
-/// Waits until the watchdog reports the gate's process; a gate that ends first has written why
-/// into its log, and its watchdog ends with its code.
+/// Waits until the watchdog reports the gate's pid. A gate that ends first has written the
+/// reason to its log, and its watchdog exits with its code.
 async fn ready(child: &mut Child) -> Result<u32> {
     let stdout = child.stdout.take().context("the watchdog has no stdout")?;
     let mut lines = BufReader::new(stdout).lines();
@@ -198,30 +201,29 @@ async fn ready(child: &mut Child) -> Result<u32> {
     }
     let status = child.wait().await?;
     let exit = match status.code() {
-        Some(2) => Exit::Usage,
-        Some(4) => Exit::Exists,
-        Some(124) => Exit::TimedOut,
-        _ => Exit::Failed,
+        Some(2) => CliExit::Usage,
+        Some(4) => CliExit::Exists,
+        Some(124) => CliExit::TimedOut,
+        _ => CliExit::Failed,
     };
-    Err(Failure::new(exit, format!("the gate did not start ({status})")).into())
+    Err(CliError::new(exit, format!("the gate did not start ({status})")).into())
 }
 
-/// Waits until the gate that runs or is being started answers; `None` when there is none any
-/// more.
-async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<Started>> {
+/// Waits until a gate that runs or is being started answers; `None` if it has ended.
+async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<StartedGate>> {
     while Instant::now() < until && !is_free(paths)? {
         if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
-            return Ok(Some(Started {
+            return Ok(Some(StartedGate {
                 pid: report.pid,
                 was_running: true,
             }));
         }
-        sleep(STEP).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(None)
 }
 
-/// The error, with what the gate wrote before it ended.
+/// Adds the last lines of the gate's log to an error.
 fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
     let exit = exit_of(&error);
     let written = std::fs::read(log).unwrap_or_default();
@@ -231,26 +233,26 @@ fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
         .unwrap_or(&written);
     let fresh = String::from_utf8_lossy(fresh);
     let last: Vec<&str> = fresh.lines().rev().take(20).collect();
-    let said: String = last
+    let tail: String = last
         .into_iter()
         .rev()
         .map(|line| format!("\n  {line}"))
         .collect();
-    Failure::new(exit, format!("{error}{said}")).into()
+    CliError::new(exit, format!("{error}{tail}")).into()
 }
 
-/// Stops the gate and its watchdog and waits until their locks are free. `false` when there was
-/// neither.
+/// Stops the gate and its watchdog and waits until their locks are free. `false` if neither was
+/// running.
 pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
     let holder = lock::holder(&paths.lock())?;
-    // The watchdog first, or it would take a forced end for a death. It stops the gate, too.
+    // The watchdog first, or it would restart a gate that is killed. It stops the gate, too.
     let watched = stop_watchdog(paths).await?;
-    match client_in_haste(paths)
+    match client_with_timeout(paths)
         .post("/v1/shutdown", &json!({}))
         .await
     {
-        Ok(_) | Err(ClientError::Broken(_)) => {}
-        Err(ClientError::Unreachable { .. }) => match holder {
+        Ok(_) | Err(ControlClientError::Broken(_)) => {}
+        Err(ControlClientError::Unreachable { .. }) => match holder {
             _ if watched => {}
             None => return Ok(false),
             Some(Holder { pid: Some(pid) }) => signal(pid, Signal::SIGTERM)?,
@@ -258,8 +260,8 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
         },
         Err(other) => return Err(other.into()),
     }
-    let patience = if force { FORCE_LIMIT } else { STOP_LIMIT };
-    if wait_until_free(paths, patience).await? {
+    let timeout = if force { FORCE_LIMIT } else { STOP_LIMIT };
+    if wait_until_free(paths, timeout).await? {
         return Ok(true);
     }
     let mut left = Vec::new();
@@ -275,8 +277,8 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
         }
         return wait_until_free(paths, STOP_LIMIT).await;
     }
-    Err(Failure::new(
-        Exit::TimedOut,
+    Err(CliError::new(
+        CliExit::TimedOut,
         format!(
             "the gate (pid {pid}) did not stop in 30 s; kill it with: palisade gate stop --force"
         ),
@@ -284,7 +286,7 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
     .into())
 }
 
-/// Makes the watchdog stop its gate and end. `false` when there is no watchdog.
+/// Signals the watchdog to stop its gate and end. `false` if there is no watchdog.
 async fn stop_watchdog(paths: &Paths) -> Result<bool> {
     let until = Instant::now() + ANSWER_LIMIT;
     while let Some(holder) = lock::holder(&paths.watchdog_lock())? {
@@ -295,7 +297,7 @@ async fn stop_watchdog(paths: &Paths) -> Result<bool> {
         if Instant::now() >= until {
             break;
         }
-        sleep(STEP).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(false)
 }
@@ -312,12 +314,12 @@ async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
         if Instant::now() >= until {
             return Ok(false);
         }
-        sleep(STEP).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(true)
 }
 
-/// Signals a process; one that has ended meanwhile needs no signal.
+/// Signals a process; a process that has already ended is not an error.
 fn signal(pid: i32, signal: Signal) -> Result<()> {
     match kill(Pid::from_raw(pid), signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),

@@ -1,4 +1,4 @@
-//! One gate, and one watchdog, per state directory.
+//! Locks that allow one gate and one watchdog per state directory.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -10,12 +10,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 
 /// Held for as long as the gate runs; the kernel releases it however the gate ends.
 ///
-/// Two locks: one on the directory itself, which cannot be unlinked, keeps a second gate
-/// out; one on a file can be asked for its holder without being taken.
+/// Two locks: the one on the directory, which cannot be unlinked, excludes a second gate; the
+/// one on a file can be queried for its holder without acquiring it.
 #[derive(Debug)]
 pub struct StateLock {
     _directory: File,
@@ -28,7 +28,7 @@ impl StateLock {
         let directory = File::open(path.parent().unwrap_or(path))
             .with_context(|| format!("cannot open the directory of {}", path.display()))?;
         if let Err(TryLockError::WouldBlock) = directory.try_lock() {
-            return Err(taken("gate", path, &mut open(path)?));
+            return Err(already_locked("gate", path, &mut open(path)?));
         }
         Ok(Self {
             _directory: directory,
@@ -54,8 +54,7 @@ impl WatchdogLock {
         })
     }
 
-    /// Whether the locked file is still where other processes look for it: not when the state
-    /// directory was removed.
+    /// Whether the path still names the locked file; not if the state directory was removed.
     pub fn is_in_place(&self) -> bool {
         let (Ok(own), Ok(there)) = (self.file.metadata(), self.path.metadata()) else {
             return false;
@@ -64,8 +63,8 @@ impl WatchdogLock {
     }
 }
 
-/// The process that holds the lock on a file, if one does. Only asks: a lock taken to find out
-/// would, for a moment, keep a starting gate from its own.
+/// The process that holds the lock on a file, if any. Queries the lock without acquiring it,
+/// since a probe lock could make a starting gate fail.
 pub fn holder(path: &Path) -> Result<Option<Holder>> {
     if !path.exists() {
         return Ok(None);
@@ -73,7 +72,7 @@ pub fn holder(path: &Path) -> Result<Option<Holder>> {
     let mut file = open(path)?;
     let mut found = whole_file();
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))
-        .with_context(|| format!("cannot ask for the lock on {}", path.display()))?;
+        .with_context(|| format!("cannot query the lock on {}", path.display()))?;
     let free = i32::from(found.l_type) == libc::F_UNLCK;
     Ok((!free).then(|| Holder {
         pid: read_pid(&mut file),
@@ -85,7 +84,7 @@ fn lock_file(what: &str, path: &Path) -> Result<File> {
     let mut file = open(path)?;
     match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file())) {
         Ok(_) => {}
-        Err(Errno::EAGAIN | Errno::EACCES) => return Err(taken(what, path, &mut file)),
+        Err(Errno::EAGAIN | Errno::EACCES) => return Err(already_locked(what, path, &mut file)),
         Err(error) => {
             return Err(error).with_context(|| format!("cannot lock {}", path.display()));
         }
@@ -96,21 +95,22 @@ fn lock_file(what: &str, path: &Path) -> Result<File> {
     Ok(file)
 }
 
-fn taken(what: &str, path: &Path, file: &mut File) -> anyhow::Error {
-    let place = path.parent().unwrap_or(path).display();
-    let who = read_pid(file).map_or_else(String::new, |pid| format!(" (pid {pid})"));
-    let message = format!("a {what} already runs in {place}{who}; see: palisade gate status");
-    Failure::new(Exit::Exists, message).into()
+fn already_locked(what: &str, path: &Path, file: &mut File) -> anyhow::Error {
+    let directory = path.parent().unwrap_or(path).display();
+    let holder = read_pid(file).map_or_else(String::new, |pid| format!(" (pid {pid})"));
+    let message =
+        format!("a {what} already runs in {directory}{holder}; see: palisade gate status");
+    CliError::new(CliExit::Exists, message).into()
 }
 
-/// Whoever holds the lock.
+/// The holder of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process; not yet written in the moment after the lock was taken.
+    /// The holder's pid; not yet written in the moment after the lock was acquired.
     pub pid: Option<i32>,
 }
 
-/// A write lock over the whole file, owned by the open file and not by the process.
+/// A write lock on the whole file, owned by the open file description and not by the process.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the constants are small; the system declares them wider than the fields"
@@ -148,7 +148,7 @@ mod tests {
     use crate::exit::exit_of;
 
     #[test]
-    fn the_second_gate_is_told_who_holds_the_lock() {
+    fn second_gate_fails_with_the_pid_of_the_holder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         assert_eq!(holder(&path).unwrap(), None);
@@ -160,12 +160,12 @@ mod tests {
             error.to_string().contains(&format!("(pid {own})")),
             "{error}"
         );
-        assert_eq!(exit_of(&error), Exit::Exists);
+        assert_eq!(exit_of(&error), CliExit::Exists);
         std::fs::remove_file(&path).unwrap();
         let error = StateLock::take(&path).unwrap_err();
         assert_eq!(
             exit_of(&error),
-            Exit::Exists,
+            CliExit::Exists,
             "also without the file: {error}"
         );
         drop(first);
@@ -174,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_sees_that_its_state_directory_is_gone() {
+    fn watchdog_detects_removal_of_its_state_directory() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("watchdog.lock");
         let lock = WatchdogLock::take(&path).unwrap();
         assert!(lock.is_in_place());
         assert_eq!(
             exit_of(&WatchdogLock::take(&path).unwrap_err()),
-            Exit::Exists
+            CliExit::Exists
         );
         std::fs::remove_file(&path).unwrap();
         assert!(!lock.is_in_place());

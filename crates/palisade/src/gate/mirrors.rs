@@ -1,4 +1,5 @@
-//! Maintenance of mirrors: health, removal of those not configured any more, repacking.
+//! Maintenance of mirrors: health check, removal of mirrors that are no longer configured,
+//! repacking.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use tokio_util::sync::CancellationToken;
 /// The health check of mirrors.
 const CHECK: &str = "git_mirrors";
 
-/// How often the programs are looked for: they may be installed meanwhile.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often the required programs are checked: they may be installed meanwhile.
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// How often mirrors are checked for many packs.
 const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
 
-/// Says whether mirrors can be served and removes those that are not configured any more: at
-/// the start, after each change and now and then.
-pub async fn look_after(
+/// Reports whether mirrors can be served, and removes mirrors that are no longer configured: at
+/// the start, after each change of the configuration, and every [`CHECK_EVERY`].
+pub async fn maintain(
     traffic: Arc<Services>,
     health_registry: Arc<HealthRegistry>,
     changed: Arc<Notify>,
@@ -32,23 +33,23 @@ pub async fn look_after(
         if settings.git.mirrors.is_empty() {
             health_registry.retract(CHECK);
         } else {
-            let looked = {
+            let missing = {
                 let settings = Arc::clone(&settings);
-                tokio::task::spawn_blocking(move || Mirrors::lacking(&settings))
+                tokio::task::spawn_blocking(move || Mirrors::missing_program(&settings))
             };
-            health_registry.check(CHECK, looked.await?.map_or(Ok(()), Err));
+            health_registry.check(CHECK, missing.await?.map_or(Ok(()), Err));
         }
-        traffic.mirrors().remove_others(&settings).await;
+        traffic.mirrors().remove_unconfigured(&settings).await;
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = changed.notified() => {}
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(CHECK_EVERY) => {}
         }
     }
 }
 
-/// Packs mirrors anew, now and then. One that is being packed when the gate stops stays as it
-/// was.
+/// Repacks mirrors every [`REPACK_EVERY`]. A repack that the shutdown interrupts leaves the
+/// mirror unchanged.
 pub async fn repack(traffic: Arc<Services>, stop: CancellationToken) -> Result<()> {
     loop {
         let settings = Arc::clone(&traffic.policy().load().settings);

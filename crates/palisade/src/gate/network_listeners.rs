@@ -1,4 +1,4 @@
-//! Listeners for containers on a shared network, as the settings want them.
+//! Listeners for containers on a shared network (`egress.listen`, `egress.dns.listen`).
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -15,14 +15,14 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The names under which health lists them.
+/// Names of the listeners in health reports.
 const PROXY: &str = "proxy";
 const DNS: &str = "dns";
 
 /// The health check of addresses that could not be bound at the start.
 const BOUND: &str = "shared_listeners";
 
-/// What is listened at, each until the settings or the gate end it.
+/// The open listeners, by address.
 #[derive(Debug)]
 pub struct NetworkListeners {
     runtime: Handle,
@@ -36,27 +36,27 @@ pub struct NetworkListeners {
 /// A listener that is served.
 #[derive(Debug)]
 struct OpenListener {
-    /// Where it is: the system chooses for port 0.
+    /// The bound address: the system chooses for port 0.
     at: SocketAddr,
     stop: CancellationToken,
-    /// Its sockets are closed.
+    /// Cancelled when the sockets are closed.
     closed: CancellationToken,
 }
 
-/// One thing to listen at.
+/// An address to listen on, with its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ListenAddress {
     Proxy(SocketAddr),
     Names(SocketAddr),
 }
 
-/// Sockets that are bound and not served yet.
+/// Bound sockets that are not served yet.
 enum BoundSockets {
     Proxy(TcpListener),
     Names(OwnedFd, TcpListener),
 }
 
-/// New sockets, ready to take the place of the old ones.
+/// New sockets for a reload, bound and not served yet.
 pub struct PreparedNetworkListeners {
     wanted: Vec<ListenAddress>,
     bound: Vec<(ListenAddress, BoundSockets)>,
@@ -65,7 +65,7 @@ pub struct PreparedNetworkListeners {
 }
 
 impl NetworkListeners {
-    /// Listens nowhere yet. Call it in the runtime that shall do the work.
+    /// Has no listeners yet. Must be called in the runtime that serves them.
     pub fn new(
         traffic: Arc<Services>,
         health_registry: Arc<HealthRegistry>,
@@ -81,8 +81,8 @@ impl NetworkListeners {
         }
     }
 
-    /// Opens what a reload to `settings` needs and is not open yet, or returns why it cannot.
-    /// Nothing is served, and nothing that is open ends, before [`NetworkListeners::switch`].
+    /// Binds the addresses of `settings` that are not open yet, or returns why it cannot.
+    /// Nothing is served, and no open listener ends, before [`NetworkListeners::switch`].
     pub fn prepare(&self, settings: &Settings) -> Result<PreparedNetworkListeners, String> {
         let ready = self.bind(settings);
         match ready.failures.as_slice() {
@@ -91,8 +91,9 @@ impl NetworkListeners {
         }
     }
 
-    /// Listens where `settings` say. At the start, an address that cannot be bound degrades these
-    /// listeners alone: health names it, and the next reload tries again.
+    /// Listens on the addresses of `settings`. At the start, an address that cannot be bound
+    /// degrades only these listeners: the health report names it, and the next reload tries
+    /// again.
     pub async fn listen(&self, settings: &Settings) {
         let ready = self.bind(settings);
         for failure in &ready.failures {
@@ -121,21 +122,21 @@ impl NetworkListeners {
         }
     }
 
-    /// Serves what was opened, and ends what is not wanted any more. Returns when its sockets are
-    /// closed.
+    /// Serves the new sockets, and closes listeners that are no longer configured. Returns when
+    /// their sockets are closed.
     pub async fn switch(&self, ready: PreparedNetworkListeners) {
-        let gone = self.replace(ready);
-        for open in gone {
+        let closing = self.replace(ready);
+        for open in closing {
             open.stop.cancel();
             open.closed.cancelled().await;
         }
     }
 
-    /// Replaces the open listeners, and returns those that are to be closed.
+    /// Replaces the open listeners, and returns those to close.
     fn replace(&self, ready: PreparedNetworkListeners) -> Vec<OpenListener> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = open.extract_if(|one, _| !ready.wanted.contains(one));
-        let gone: Vec<OpenListener> = gone.map(|(_, open)| open).collect();
+        let closing = open.extract_if(|one, _| !ready.wanted.contains(one));
+        let closing: Vec<OpenListener> = closing.map(|(_, open)| open).collect();
         for (one, bound) in ready.bound {
             let stop = self.stop.child_token();
             let at = bound.at().unwrap_or(one.shown().1);
@@ -154,12 +155,12 @@ impl NetworkListeners {
                         listeners::serve_shared(traffic, listener, stop, closed).await
                     }
                     BoundSockets::Names(datagrams, listener) => {
-                        listeners::serve_shared_names(traffic, datagrams, listener, stop, closed)
+                        listeners::serve_shared_dns(traffic, datagrams, listener, stop, closed)
                             .await
                     }
                 };
                 if let Err(error) = served {
-                    tracing::error!(%at, %error, "a shared network is not served");
+                    tracing::error!(%at, %error, "serving a shared network failed");
                 }
             };
             self.tasks.spawn_on(serving, &self.runtime);
@@ -176,13 +177,13 @@ impl NetworkListeners {
         self.health_registry.listening(PROXY, &proxies);
         self.health_registry.listening(DNS, &resolvers);
         self.traffic.listener_checks().watch(proxies, resolvers);
-        // Nobody reaches the gate through the gate.
+        // The gate does not connect to its own listeners.
         let own = open.values().map(|open| open.at);
-        self.traffic.dialer().refuse(own);
-        gone
+        self.traffic.dialer().set_own_addresses(own);
+        closing
     }
 
-    /// Waits until every conversation has ended, which the stop makes them do.
+    /// Waits until every connection has ended; the shutdown ends them.
     pub async fn drain(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -232,7 +233,8 @@ impl ListenAddress {
                 ListenAddress::Names(_) => "egress.dns.listen",
             };
             format!(
-                "the {name} cannot listen at {at} ({error}); change {key}, or end what is there"
+                "cannot listen on {at} for {name} ({error}); change {key}, or stop the program \
+                 that uses the address"
             )
         })
     }

@@ -1,4 +1,5 @@
-//! What the traffic needs of the rest of the gate.
+//! Implementations of the ports that traffic uses: registry, audit log, pack reader, socket
+//! owners.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
@@ -6,9 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use control::wall_now;
 use policy::audit::{AuditEvent, Kind};
 use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
-use policy::ports::{AuditLog, AuditSink, Pack, PackReader, Registry, SocketOwner};
-use policy::push::{Case, Findings};
+use policy::identity::RegistrationLookup;
+use policy::ports::{AuditReader, AuditSink, Pack, PackReader, Registry, SocketOwner};
+use policy::push::{Findings, PushContext};
 use policy::verdict::Denial;
 use sandbox::namespace::Namespace;
 use sandbox::pack_reader::{PackFile, PackReaderPool};
@@ -17,7 +18,7 @@ use store::audit::query::AuditFilter;
 use store::registry::RegistryLookup as Row;
 use tokio::runtime::Handle;
 
-/// The store's registry, as the traffic asks it.
+/// The store's registry.
 #[derive(Clone, Debug)]
 pub struct StoreRegistry {
     store: Store,
@@ -25,7 +26,7 @@ pub struct StoreRegistry {
 }
 
 impl StoreRegistry {
-    /// Call it in the runtime that shall do the work.
+    /// Must be called in the runtime that prunes expired rows.
     pub fn new(store: Store) -> Self {
         Self {
             store,
@@ -34,35 +35,35 @@ impl StoreRegistry {
     }
 }
 
-fn lookup(found: Row) -> Lookup {
+fn lookup(found: Row) -> RegistrationLookup {
     match found {
-        Row::Unavailable => Lookup::Unavailable,
-        Row::Unknown => Lookup::Unknown,
-        Row::Found(row) => Lookup::Found(row),
+        Row::Unavailable => RegistrationLookup::Unavailable,
+        Row::Unknown => RegistrationLookup::Unknown,
+        Row::Found(row) => RegistrationLookup::Found(row),
     }
 }
 
 impl Registry for StoreRegistry {
-    fn by_id(&self, id: &SandboxId) -> Lookup {
+    fn by_id(&self, id: &SandboxId) -> RegistrationLookup {
         lookup(self.store.registry().by_id(id))
     }
 
-    fn by_ip(&self, ip: IpAddr) -> Lookup {
+    fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
         lookup(self.store.registry().by_ip(ip))
     }
 
     fn expired(&self, id: &SandboxId) {
         let (store, id) = (self.store.clone(), id.clone());
         self.runtime.spawn(async move {
-            // Every row that has expired goes, this one among them.
+            // Removes every expired row, including this one.
             if let Err(error) = store.prune_expired(wall_now()).await {
-                tracing::warn!(sandbox = %id, %error, "an expired registration was not removed");
+                tracing::warn!(sandbox = %id, %error, "removing an expired registration failed");
             }
         });
     }
 }
 
-/// The store's audit log, as the traffic writes to it.
+/// The store's audit log.
 #[derive(Clone, Debug)]
 pub struct StoreAuditSink(pub Store);
 
@@ -76,21 +77,21 @@ impl AuditSink for StoreAuditSink {
         let sandbox = event.sandbox.clone();
         if let Err(error) = self.0.audit().record(*event, wall_now()).await {
             let sandbox = sandbox.as_ref().map(SandboxId::as_str);
-            tracing::warn!(sandbox, %error, "a decision was not recorded");
+            tracing::warn!(sandbox, %error, "recording a decision in the audit log failed");
         }
     }
 
-    async fn keep(&self, event: Box<AuditEvent>) {
+    async fn record_durably(&self, event: Box<AuditEvent>) {
         let sandbox = event.sandbox.clone();
         if let Err(error) = self.0.audit().record_durable(*event, wall_now()).await {
             let sandbox = sandbox.as_ref().map(SandboxId::as_str);
-            tracing::warn!(sandbox, %error, "what happened to a sandbox was not recorded");
+            tracing::warn!(sandbox, %error, "recording a lifecycle event in the audit log failed");
         }
     }
 }
 
 #[async_trait::async_trait]
-impl AuditLog for StoreAuditSink {
+impl AuditReader for StoreAuditSink {
     async fn history(&self, sandbox: &SandboxId) -> Option<Vec<AuditEvent>> {
         let mut filter = AuditFilter {
             sandbox: Some(sandbox.clone()),
@@ -102,7 +103,7 @@ impl AuditLog for StoreAuditSink {
             let page = match self.0.audit().query(filter.clone()).await {
                 Ok(page) => page,
                 Err(error) => {
-                    tracing::warn!(%sandbox, %error, "the audit log was not asked");
+                    tracing::warn!(%sandbox, %error, "querying the audit log failed");
                     return None;
                 }
             };
@@ -124,14 +125,14 @@ impl AuditLog for StoreAuditSink {
         match self.0.audit().query(filter).await {
             Ok(records) => records.into_iter().next().map(|record| record.event),
             Err(error) => {
-                tracing::warn!(%sandbox, %error, "the audit log was not asked");
+                tracing::warn!(%sandbox, %error, "querying the audit log failed");
                 None
             }
         }
     }
 }
 
-/// The children that read pushes, as the traffic asks them.
+/// The pool of pack readers.
 #[derive(Clone, Debug)]
 pub struct PackReaderPort(pub PackReaderPool);
 
@@ -139,7 +140,7 @@ pub struct PackReaderPort(pub PackReaderPool);
 impl PackReader for PackReaderPort {
     async fn read(
         &self,
-        case: &Case,
+        case: &PushContext,
         pack: Option<Pack>,
         bases: Vec<File>,
     ) -> Result<Findings, Denial> {
@@ -151,7 +152,7 @@ impl PackReader for PackReaderPort {
     }
 }
 
-/// Looks up the program that owns a socket, at the init of its sandbox.
+/// Looks up the program that owns a socket, through the init of its sandbox.
 #[derive(Clone, Debug)]
 pub struct SocketOwnerLookup(pub Namespace);
 
@@ -159,11 +160,11 @@ pub struct SocketOwnerLookup(pub Namespace);
 impl SocketOwner for SocketOwnerLookup {
     async fn owner(&self, sandbox: &SandboxId, from: SocketAddr, to: SocketAddr) -> Option<String> {
         let (backend, id) = (self.0.clone(), sandbox.clone());
-        let asked = tokio::task::spawn_blocking(move || backend.socket_owner(&id, from, to));
-        match asked.await {
+        let lookup = tokio::task::spawn_blocking(move || backend.socket_owner(&id, from, to));
+        match lookup.await {
             Ok(Ok(program)) => program,
             Ok(Err(error)) => {
-                tracing::debug!(%sandbox, %error, "the sandbox did not report the owner of a socket");
+                tracing::debug!(%sandbox, %error, "sandbox did not report the owner of a socket");
                 None
             }
             Err(error) => {

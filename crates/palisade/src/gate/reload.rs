@@ -1,13 +1,14 @@
-//! New settings while the gate runs.
+//! Reloads the configuration while the gate runs.
 //!
-//! Validate all, prepare all, then put all of it in force by steps that cannot fail. Whatever
-//! is wrong, the old snapshot stays and log, health, metrics and audit report the failure.
+//! A reload validates everything, prepares everything, and then commits by steps that cannot
+//! fail. If anything is invalid, the old snapshot stays in force, and log, health, metrics and
+//! audit log report the failure.
 //!
-//! A change is taken once the files hold still: an editor that truncates and writes, or
-//! a script that writes a hundred times, leaves behind moments in which the file is
-//! valid and wrong. Two readings a moment apart must agree before anything is built, and
-//! a file that is open for writing is given longer. The same holds
-//! for policy bundles and the file of the system's resolvers, which are read in the swap.
+//! A change is applied once the files are stable: while an editor truncates and writes a file,
+//! or a script writes it a hundred times, its content may be valid and incomplete. Two reads a
+//! moment apart must agree, and a file that is open for writing gets more time. The same
+//! applies to policy bundles and to the system's resolver file, which are read during the
+//! reload.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -35,39 +36,39 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::gate::network_listeners::{NetworkListeners, PreparedNetworkListeners};
-use crate::gate::tools::{PreparedListeners, Tools};
+use crate::gate::tools::{PreparedListeners, ToolService};
 use crate::gate::{POLICY_LOADED, audit_options, environment};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
 use crate::telemetry::process_metrics::ProcessMetrics;
 
-/// File systems and editors that send no event are caught by looking.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Poll interval, for file systems that send no events.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long the files must hold still.
+/// How long the files must be unchanged.
 const SETTLE: Duration = Duration::from_millis(150);
 
-/// Sections that are read once, at the start.
+/// Settings that take effect only at the start.
 const AT_START: &[&str] = &["/metrics/tracing/", "/logging/format"];
 
-/// How long a file must hold still whose writer has not closed it. The writer may be slow;
-/// it may also never close it.
+/// How long a file must be unchanged while it is open for writing. The writer may be slow, and
+/// may never close it.
 const SETTLE_OPEN: Duration = Duration::from_secs(2);
 
-/// Events come in crowds; one look answers all of them.
-const GATHER: Duration = Duration::from_millis(20);
+/// Delay after an event, so that one read handles a burst of events.
+const DEBOUNCE: Duration = Duration::from_millis(20);
 
-/// A change that has not held still for long enough.
+/// A change that has not been stable for long enough.
 #[derive(Clone, Copy)]
 struct PendingChange {
-    print: [u8; 32],
-    /// Events until then. A file that is written again and again is empty again and again:
-    /// the same content twice does not mean that nothing happened in between.
+    fingerprint: [u8; 32],
+    /// Number of events at that time. A file that is rewritten repeatedly may have the same
+    /// content twice, so equal fingerprints do not mean that nothing happened in between.
     events: u64,
     since: Instant,
 }
 
-/// New settings of which nothing can fail any more, and nothing is in force yet.
+/// Validated and prepared settings that are not in force yet.
 struct PreparedReload {
     shared: PreparedNetworkListeners,
     listeners: PreparedListeners,
@@ -77,9 +78,9 @@ struct PreparedReload {
     traffic: PreparedServices,
 }
 
-/// Why settings cannot be put in force.
+/// Why a reload was refused.
 enum ReloadError {
-    /// A policy bundle cannot be used.
+    /// A policy bundle is invalid.
     Policy(String),
     Other(String),
 }
@@ -102,42 +103,42 @@ impl From<String> for ReloadError {
     }
 }
 
-/// Everything a reload touches.
+/// Reloads the configuration of every part of the gate.
 #[derive(Debug)]
 pub struct Reloader {
-    /// The operator's file, once it is there.
+    /// The path of the operator's file.
     pub config: ConfigPath,
-    /// Where health shows it.
+    /// Health of the configuration.
     pub health_registry: Arc<HealthRegistry>,
-    /// Where it is counted.
+    /// Metrics of reloads.
     pub numbers: ProcessMetrics,
-    /// Level and secrets follow.
+    /// Log level and redacted secrets.
     pub telemetry: Arc<Telemetry>,
-    /// Audit options follow, and the log records it.
+    /// Audit options; the audit log records reloads.
     pub store: Store,
-    /// The rules in force: the one pointer that a reload swaps.
+    /// The policy in force: the pointer that a reload swaps.
     pub policy: Arc<CurrentPolicy>,
-    /// The way out and the resolvers follow, and requests in flight are decided again.
+    /// Dialer and resolvers; requests in flight are checked again.
     pub traffic: Arc<Services>,
-    /// Listeners on shared networks follow.
+    /// Listeners on shared networks.
     pub shared: Arc<NetworkListeners>,
-    /// Tools and their policies follow.
-    pub tools: Arc<Tools>,
-    /// Requests over the control socket.
+    /// Tools and their listeners.
+    pub tools: Arc<ToolService>,
+    /// Reload requests of the control socket.
     pub requests: Mutex<mpsc::Receiver<ReloadRequest>>,
     /// SIGHUP.
     pub hangup: Mutex<Signal>,
-    /// The files as they were when they were last taken or refused.
+    /// Fingerprint of the files at the last reload, accepted or refused.
     pub seen: Mutex<[u8; 32]>,
     /// Notified when the settings have changed.
     pub changed: Arc<Notify>,
 }
 
 impl Reloader {
-    /// Watches, listens and reloads until `stop`.
+    /// Watches the files and reloads until `stop`.
     ///
-    /// Nothing in here waits for anything but the next event, so that a file which never
-    /// holds still delays neither a request nor a signal.
+    /// The loop waits only for the next event, so that a file that keeps changing delays
+    /// neither a request nor a signal.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
         let changed = Arc::new(Notify::new());
         let mut watch = FileWatch::new(&changed);
@@ -145,17 +146,17 @@ impl Reloader {
         let mut hangup = self.hangup.lock().await;
         let mut requests = self.requests.lock().await;
         let mut pending: Option<PendingChange> = None;
-        let mut look_at = Instant::now() + LOOK_EVERY;
+        let mut look_at = Instant::now() + POLL_INTERVAL;
         loop {
             let forced = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 Some(answer) = requests.recv() => Some(Some(answer)),
                 _ = hangup.recv() => {
-                    tracing::info!("SIGHUP: reading the configuration again");
+                    tracing::info!("SIGHUP received; reloading the configuration");
                     Some(None)
                 }
                 () = changed.notified() => {
-                    look_at = look_at.min(Instant::now() + GATHER);
+                    look_at = look_at.min(Instant::now() + DEBOUNCE);
                     continue;
                 }
                 () = tokio::time::sleep_until(look_at) => None,
@@ -165,20 +166,22 @@ impl Reloader {
             watch.follow(&sources);
             if let Some(answer) = forced {
                 pending = None;
-                let outcome = self.take(sources).await;
+                let outcome = self.reload(sources).await;
                 if let Some(answer) = answer {
-                    // The asker may have hung up; the reload happened all the same.
+                    // The client may have disconnected; the reload is done anyway.
                     let _ = answer.send(outcome);
                 }
                 continue;
             }
             let now = Instant::now();
-            let print = sources.fingerprint();
-            if print == *self.seen.lock().await {
+            let fingerprint = sources.fingerprint();
+            if fingerprint == *self.seen.lock().await {
                 pending = None;
-            } else if pending.is_none_or(|b| (b.print, b.events) != (print, events)) {
+            } else if pending
+                .is_none_or(|before| (before.fingerprint, before.events) != (fingerprint, events))
+            {
                 pending = Some(PendingChange {
-                    print,
+                    fingerprint,
                     events,
                     since: now,
                 });
@@ -191,12 +194,12 @@ impl Reloader {
             look_at = match pending {
                 Some(before) if before.since + settle <= now => {
                     pending = None;
-                    // `take` has reported a refusal.
-                    let _ = self.take(sources).await;
-                    now + LOOK_EVERY
+                    // `reload` has reported a refusal.
+                    let _ = self.reload(sources).await;
+                    now + POLL_INTERVAL
                 }
                 Some(before) => before.since + settle,
-                None => now + LOOK_EVERY,
+                None => now + POLL_INTERVAL,
             };
         }
     }
@@ -208,9 +211,9 @@ impl Reloader {
         Ok(read.await??)
     }
 
-    /// Builds settings from `sources` and puts them in force, or says why not. The
-    /// answer names the keys that changed.
-    async fn take(&self, sources: Sources) -> Result<Vec<String>, String> {
+    /// Builds settings from `sources` and puts them in force. Returns the changed keys, or the
+    /// reason of a refusal.
+    async fn reload(&self, sources: Sources) -> Result<Vec<String>, String> {
         *self.seen.lock().await = sources.fingerprint();
         let file = sources.paths().into_iter().next();
         let built = tokio::task::spawn_blocking(move || sources.settings(&environment))
@@ -221,7 +224,7 @@ impl Reloader {
             Ok(settings) => self.swap(settings, file.as_deref()).await,
             Err(problems) => Err(ReloadError::Other(problems)),
         };
-        // A mistake elsewhere says nothing about the policies.
+        // Another problem does not change the state of the policies.
         let policy = match &outcome {
             Ok(_) => Some(Ok(())),
             Err(ReloadError::Policy(why)) => Some(Err(why.clone())),
@@ -230,13 +233,13 @@ impl Reloader {
         let outcome = outcome.map_err(|(ReloadError::Policy(why) | ReloadError::Other(why))| why);
         let event = match &outcome {
             Ok(changed) => {
-                tracing::info!(?changed, "the configuration was reloaded");
+                tracing::info!(?changed, "configuration reloaded");
                 "reloaded"
             }
             Err(problems) => {
                 tracing::error!(
                     problems,
-                    "the configuration was refused; the old one stays in force"
+                    "configuration refused; the old one stays in force"
                 );
                 "reload_refused"
             }
@@ -247,9 +250,9 @@ impl Reloader {
             ..AuditEvent::new(Kind::Config)
         };
         if let Err(error) = self.store.audit().record_durable(record, wall_now()).await {
-            tracing::warn!(%error, "the reload was not recorded");
+            tracing::warn!(%error, "recording the reload in the audit log failed");
         }
-        // Health last: by the time it changes, the counter and the record are written.
+        // Health last: when it changes, the counter and the record are already written.
         let current = outcome.as_ref().map(drop).map_err(Clone::clone);
         self.health_registry.check("config_current", current);
         if let Some(policy) = policy {
@@ -258,7 +261,7 @@ impl Reloader {
         outcome
     }
 
-    /// Prepares everything, then puts everything in force: what is refused changes nothing.
+    /// Prepares everything, then commits everything: a refused reload changes nothing.
     async fn swap(
         &self,
         settings: Settings,
@@ -269,7 +272,7 @@ impl Reloader {
         Ok(self.commit(settings, prepared, file).await)
     }
 
-    /// Everything that can still refuse: files are read, sockets are opened. Nothing changes.
+    /// Does everything that can fail: reads files, binds sockets. Changes nothing.
     async fn prepare(&self, settings: &Arc<Settings>) -> Result<PreparedReload, ReloadError> {
         let filter = self.telemetry.prepare(settings);
         let filter = filter.map_err(|error| format!("{error:#}"))?;
@@ -284,7 +287,7 @@ impl Reloader {
             })
             .await
             .map_err(|error| error.to_string())??;
-        // Sockets last: who connects to a new one waits until it is served.
+        // Sockets last: a client that connects to a new one waits until it is served.
         Ok(PreparedReload {
             shared: self.shared.prepare(settings)?,
             listeners: self.tools.prepare(settings)?,
@@ -295,29 +298,32 @@ impl Reloader {
         })
     }
 
-    /// Puts prepared settings in force: one pointer is swapped, then a fixed list of steps follows
-    /// of which none can fail. The answer names the keys that changed.
+    /// Puts prepared settings in force: swaps one pointer, then runs a fixed list of steps that
+    /// cannot fail. Returns the changed keys.
     async fn commit(
         &self,
         settings: Arc<Settings>,
         prepared: PreparedReload,
         file: Option<&Path>,
     ) -> Vec<String> {
-        // First of all what no log line may show.
+        // The redactor first, before any log line can show a new secret.
         self.telemetry.apply(&settings, prepared.filter);
         let old = self.policy.load();
-        // From here on everything is decided by the new rules.
+        // From here on the new policy decides.
         self.policy.replace(prepared.snapshot);
         self.traffic.apply(prepared.traffic);
         let traffic = Arc::clone(&self.traffic);
         match tokio::task::spawn_blocking(move || traffic.recheck()).await {
             Ok(0) => {}
-            Ok(ended) => tracing::info!(ended, "conversations ended that are not allowed any more"),
-            Err(error) => tracing::error!(%error, "checking requests in flight again failed"),
+            Ok(ended) => tracing::info!(
+                ended,
+                "connections closed that the new policy does not allow"
+            ),
+            Err(error) => tracing::error!(%error, "rechecking requests in flight failed"),
         }
         if let Err(error) = self.store.audit().set_options(prepared.audit) {
-            // The writer ended a moment ago, and with it the audit log.
-            tracing::error!(%error, "audit options could not be changed");
+            // The audit writer has just ended.
+            tracing::error!(%error, "changing the audit options failed");
         }
         self.shared.switch(prepared.shared).await;
         let listeners = prepared.listeners;
@@ -327,40 +333,40 @@ impl Reloader {
         self.changed.notify_one();
         self.health_registry.config(file);
         let changed = old.settings.diff(&settings);
-        let late = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
-        for key in changed.iter().filter(late) {
+        let needs_restart = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
+        for key in changed.iter().filter(needs_restart) {
             tracing::warn!(
                 key,
-                "this takes effect at the next start: palisade gate restart"
+                "setting takes effect at the next start: palisade gate restart"
             );
         }
         changed
     }
 
-    /// Puts what an operator should know about `settings` in the health registry and in the log.
+    /// Reports the warnings of `settings` in the log and in health notes.
     pub fn announce(&self, settings: &Settings) {
         for warning in &settings.warnings {
-            tracing::warn!(%warning, "the configuration was accepted with a warning");
+            tracing::warn!(%warning, "configuration accepted with a warning");
         }
         let warnings: Vec<String> = settings.warnings.iter().map(ToString::to_string).collect();
         let warned = (!warnings.is_empty()).then(|| warnings.join("; "));
         self.health_registry.note("config_warnings", warned);
         let open = settings.policies.fail_open;
-        let open =
-            open.then(|| "policies.fail_open lets calls pass that no policy judged".to_owned());
+        let open = open
+            .then(|| "policies.fail_open is on: calls pass if a policy fails to decide".to_owned());
         self.health_registry.note("fail_open", open);
     }
 }
 
-/// Events from the directories the files are in. Directories, because a file that is
-/// renamed over or a link that is swapped is another file.
+/// Watches the directories of the files. Directories, because a replaced file or a changed
+/// symbolic link is another inode.
 struct FileWatch {
     watcher: Option<RecommendedWatcher>,
     directories: BTreeSet<PathBuf>,
     writing: Arc<StdMutex<FileWrites>>,
 }
 
-/// Which of our files are being written.
+/// The configuration files that are open for writing.
 #[derive(Default)]
 struct FileWrites {
     ours: BTreeSet<PathBuf>,
@@ -369,7 +375,7 @@ struct FileWrites {
 }
 
 impl FileWrites {
-    fn heard(&mut self, event: &notify::Event) {
+    fn record(&mut self, event: &notify::Event) {
         for path in event.paths.iter().filter(|path| self.ours.contains(*path)) {
             self.events += 1;
             match event.kind {
@@ -387,23 +393,25 @@ impl FileWrites {
 impl FileWatch {
     fn new(changed: &Arc<Notify>) -> Self {
         let writing = Arc::new(StdMutex::new(FileWrites::default()));
-        let (changed, heard) = (Arc::clone(changed), Arc::clone(&writing));
+        let (changed, writes) = (Arc::clone(changed), Arc::clone(&writing));
         let listen = move |event: notify::Result<notify::Event>| {
             if let Ok(event) = &event {
                 let is_close = matches!(
                     event.kind,
                     EventKind::Access(AccessKind::Close(AccessMode::Write))
                 );
-                // Reading a file is an event, too, and we read it on every event.
+                // Reads are events, too, and every event causes a read.
                 if event.kind.is_access() && !is_close {
                     return;
                 }
-                lock(&heard).heard(event);
+                lock(&writes).record(event);
             }
             changed.notify_one();
         };
         let watcher = notify::recommended_watcher(listen)
-            .inspect_err(|error| tracing::warn!(%error, "files are not watched, only looked at"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "watching files failed; polling them instead"),
+            )
             .ok();
         Self {
             watcher,
@@ -431,9 +439,9 @@ impl FileWatch {
             return;
         };
         let wanted = sources.directories();
-        for gone in self.directories.difference(&wanted) {
-            // It may have been removed, which ended the watch already.
-            let _ = watcher.unwatch(gone);
+        for removed in self.directories.difference(&wanted) {
+            // The directory may have been deleted, which ended the watch already.
+            let _ = watcher.unwatch(removed);
         }
         let mut watched = BTreeSet::new();
         for directory in wanted {

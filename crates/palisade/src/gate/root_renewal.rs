@@ -1,4 +1,4 @@
-//! The root certificate of a running gate, renewed before its end.
+//! Renews the root certificate of a running gate before it expires.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use control::gate::Gate;
 use control::{traffic_actions, wall_now};
 use tokio_util::sync::CancellationToken;
 
-/// The longest wait between two looks at the wall clock: a timer stands still while the machine
-/// sleeps, and a clock can be set.
+/// Maximum wait between two checks of the wall clock: a timer stops while the machine sleeps,
+/// and a clock can be set.
 const MAX_WAIT: Duration = Duration::from_secs(60 * 60);
 
 /// The wait after a renewal that failed.
@@ -19,7 +19,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 const NOTE: &str = "root_certificate";
 
 /// Renews the root when it is due, and adds it to running sandboxes that do not have it.
-pub async fn look_after(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
+pub async fn maintain(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
     loop {
         let renewed = tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -27,8 +27,8 @@ pub async fn look_after(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> 
         };
         let left = gate.traffic.authority().load().time_to_renewal(wall_now());
         let note = renewed.as_ref().err().map(|error| {
-            tracing::error!(%error, "root certificate not renewed");
-            format!("not renewed before its end: {error}")
+            tracing::error!(%error, "renewing the root certificate failed");
+            format!("renewal failed: {error}")
         });
         gate.health_registry.note(NOTE, note);
         tokio::select! {
@@ -38,7 +38,7 @@ pub async fn look_after(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> 
     }
 }
 
-/// How long to wait before the next look.
+/// How long to wait before the next check.
 fn wait(left: Duration, failed: bool) -> Duration {
     if failed {
         RETRY_AFTER
@@ -54,7 +54,7 @@ mod tests {
 
     // Issue 14, number 8.
     #[test]
-    fn the_clock_is_looked_at_every_hour_and_when_the_root_is_due() {
+    fn clock_is_checked_hourly_and_when_renewal_is_due() {
         let hour = Duration::from_secs(60 * 60);
         let more = Duration::from_millis(1);
         assert_eq!(wait(1000 * hour, false), hour + more);

@@ -1,11 +1,11 @@
-//! The traffic of every sandbox: which are served, and which of their ports are published.
+//! Listeners of sandboxes: serves their traffic and their published ports.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use config::section::egress::DomainRule;
-use control::sandboxes::{Inside, ListenerHost};
+use control::sandboxes::{ListenerHost, SandboxPort};
 use egress::listeners::{self, SandboxSocket};
 use egress::publish;
 use egress::services::Services;
@@ -22,15 +22,15 @@ pub struct SandboxListeners {
     traffic: Arc<Services>,
     stop: CancellationToken,
     tasks: TaskTracker,
-    sandboxes: Mutex<HashMap<SandboxId, Lease>>,
+    sandboxes: Mutex<HashMap<SandboxId, ServedSandbox>>,
 }
 
-/// What is served for one sandbox.
+/// The tasks that serve one sandbox.
 #[derive(Debug)]
-struct Lease {
-    /// Ends all of it.
+struct ServedSandbox {
+    /// Ends all tasks of the sandbox.
     stop: CancellationToken,
-    /// Each published port, with what ends it.
+    /// Each published port, with the token that ends it.
     ports: HashMap<SocketAddr, CancellationToken>,
 }
 
@@ -46,13 +46,13 @@ impl SandboxListeners {
         }
     }
 
-    /// Waits until every conversation has ended, which the stop makes them do.
+    /// Waits until every connection has ended; the shutdown ends them.
     pub async fn drain(&self) {
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    fn leases(&self) -> MutexGuard<'_, HashMap<SandboxId, Lease>> {
+    fn served(&self) -> MutexGuard<'_, HashMap<SandboxId, ServedSandbox>> {
         self.sandboxes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -68,7 +68,7 @@ impl ListenerHost for SandboxListeners {
     ) -> std::io::Result<()> {
         let state = self.traffic.sandbox(sandbox);
         state.map_err(std::io::Error::other)?.added.set(added);
-        let doors = listeners
+        let sockets = listeners
             .into_iter()
             .map(|listener| match listener.transport {
                 ListenerTransport::Tcp => SandboxSocket::Stream(listener.socket),
@@ -77,18 +77,18 @@ impl ListenerHost for SandboxListeners {
             })
             .collect();
         let stop = self.stop.child_token();
-        let lease = Lease {
+        let new = ServedSandbox {
             stop: stop.clone(),
             ports: HashMap::new(),
         };
-        if let Some(before) = self.leases().insert(sandbox.clone(), lease) {
+        if let Some(before) = self.served().insert(sandbox.clone(), new) {
             before.stop.cancel();
         }
         let (traffic, id) = (Arc::clone(&self.traffic), sandbox.clone());
         self.tasks.spawn_on(
             async move {
-                if let Err(error) = listeners::serve(traffic, id.clone(), doors, stop).await {
-                    tracing::error!(sandbox = %id, %error, "a sandbox is not served");
+                if let Err(error) = listeners::serve(traffic, id.clone(), sockets, stop).await {
+                    tracing::error!(sandbox = %id, %error, "serving a sandbox failed");
                 }
             },
             &self.runtime,
@@ -96,25 +96,27 @@ impl ListenerHost for SandboxListeners {
         Ok(())
     }
 
-    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: Inside) {
+    fn publish(&self, sandbox: &SandboxId, listener: TcpListener, to: SandboxPort) {
         let Ok(host) = listener.local_addr() else {
             return;
         };
         let stop = {
-            let mut leases = self.leases();
-            let Some(lease) = leases.get_mut(sandbox) else {
+            let mut served = self.served();
+            let Some(entry) = served.get_mut(sandbox) else {
                 return;
             };
-            let stop = lease.stop.child_token();
-            if let Some(before) = lease.ports.insert(host, stop.clone()) {
+            let stop = entry.stop.child_token();
+            if let Some(before) = entry.ports.insert(host, stop.clone()) {
                 before.cancel();
             }
             stop
         };
         self.tasks.spawn_on(
             async move {
-                if let Err(error) = publish::serve(listener, Arc::new(Way(to)), stop).await {
-                    tracing::error!(%host, %error, "a port is not published");
+                if let Err(error) =
+                    publish::serve(listener, Arc::new(PublishedPortTarget(to)), stop).await
+                {
+                    tracing::error!(%host, %error, "publishing a port failed");
                 }
             },
             &self.runtime,
@@ -122,24 +124,24 @@ impl ListenerHost for SandboxListeners {
     }
 
     fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr) {
-        let mut leases = self.leases();
-        let taken = leases
+        let mut served = self.served();
+        let token = served
             .get_mut(sandbox)
-            .and_then(|lease| lease.ports.remove(&host));
-        if let Some(taken) = taken {
-            taken.cancel();
+            .and_then(|entry| entry.ports.remove(&host));
+        if let Some(token) = token {
+            token.cancel();
         }
     }
 
     fn detach(&self, sandbox: &SandboxId) {
-        if let Some(lease) = self.leases().remove(sandbox) {
-            lease.stop.cancel();
+        if let Some(entry) = self.served().remove(sandbox) {
+            entry.stop.cancel();
         }
-        self.traffic.dismiss(sandbox);
+        self.traffic.remove_sandbox(sandbox);
     }
 
     fn serves(&self, sandbox: &SandboxId) -> bool {
-        self.leases().contains_key(sandbox)
+        self.served().contains_key(sandbox)
     }
 
     fn trust(&self) -> Trust {
@@ -148,18 +150,18 @@ impl ListenerHost for SandboxListeners {
 
     fn has_older_roots(&self) -> bool {
         let now = control::wall_now();
-        self.traffic.authority().load().bridges(now) > 0
+        self.traffic.authority().load().cross_signed_count(now) > 0
     }
 }
 
-/// The way to a port inside.
-struct Way(Inside);
+/// Connects to a port in a sandbox.
+struct PublishedPortTarget(SandboxPort);
 
 #[async_trait::async_trait]
-impl publish::Inside for Way {
+impl publish::PortConnector for PublishedPortTarget {
     async fn connect(&self) -> std::io::Result<TcpStream> {
-        let inside = self.0.clone();
-        tokio::task::spawn_blocking(move || inside.connect())
+        let port = self.0.clone();
+        tokio::task::spawn_blocking(move || port.connect())
             .await
             .map_err(std::io::Error::other)?
     }

@@ -1,4 +1,4 @@
-//! The one deadline of a gate's stop.
+//! The deadline of a gate's shutdown.
 //!
 //! ```text
 //!   signal ───────────────────────────── 4/5 ─────────────── server.shutdown_timeout
@@ -7,21 +7,21 @@
 //!     └───────────────────────────────────┴─ audit log, traces ┘
 //! ```
 //!
-//! What comes after the cut-off takes milliseconds. Where it does not, as with a disk that hangs,
-//! the audit log may take longer than the deadline: evidence is worth more than punctuality.
+//! The steps after the cut-off usually take milliseconds. If the disk hangs, writing the audit
+//! log may exceed the deadline: complete records are more important than the deadline.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long the audit log may take after the cut-off, whatever the deadline: a log that is stuck
-/// must not keep a gate from ending.
-const LAST_RECORDS: Duration = Duration::from_secs(10);
+/// How long the audit log may take after the cut-off, whatever the deadline: a stuck log must
+/// not keep a gate from ending.
+const AUDIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest limit: beyond it, adding it to the time of day could overflow.
+/// Maximum limit: adding a longer one to the clock could overflow.
 const MAX_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// When a stop that has begun has to be over.
+/// The deadline of a shutdown that has begun.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     begun: Instant,
@@ -29,13 +29,13 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The most that the last traces may take.
+    /// Maximum time for exporting the last traces.
     pub const MAX_TRACES: Duration = Duration::from_secs(5);
 
-    /// The least that they may take: a deadline that has passed still lets a batch be sent.
+    /// Minimum time for exporting the last traces, even after the deadline.
     const MIN_TRACES: Duration = Duration::from_secs(1);
 
-    /// The deadline of a stop that begins now.
+    /// The deadline of a shutdown that begins now.
     pub fn after(limit: Duration) -> Self {
         Self {
             begun: Instant::now(),
@@ -48,12 +48,12 @@ impl Deadline {
         self.begun + self.limit / 5 * 4
     }
 
-    /// When the audit log has to be closed.
+    /// When the audit log must be closed.
     pub fn end(&self) -> Instant {
-        (self.begun + self.limit).max(self.cut_off() + LAST_RECORDS)
+        (self.begun + self.limit).max(self.cut_off() + AUDIT_TIMEOUT)
     }
 
-    /// How long the last traces may take, from now on.
+    /// How long exporting the last traces may take, from now on.
     pub fn for_traces(&self) -> Duration {
         let left = (self.begun + self.limit).saturating_duration_since(Instant::now());
         left.clamp(Self::MIN_TRACES, Self::MAX_TRACES)
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_usual_stop_is_cut_off_at_four_fifths_of_its_time() {
+    async fn shutdown_cuts_off_at_four_fifths_of_its_limit() {
         let begun = Instant::now();
         let deadline = Deadline::after(Duration::from_secs(100));
         assert_eq!(deadline.cut_off() - begun, Duration::from_secs(80));
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn a_short_stop_leaves_the_audit_log_its_time() {
+    fn short_shutdown_still_gives_the_audit_log_time() {
         let begun = Instant::now();
         let deadline = Deadline::after(Duration::ZERO);
-        assert!(deadline.end() - begun >= LAST_RECORDS);
+        assert!(deadline.end() - begun >= AUDIT_TIMEOUT);
     }
 }

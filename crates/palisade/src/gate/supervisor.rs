@@ -1,16 +1,16 @@
-//! Every long-lived task of the gate is started here, by name.
+//! Supervisor: starts every long-lived task of the gate by name, and restarts it when it ends.
 //!
 //! ```text
 //!            start                 ends or panics
 //!   (none) ────────▶ running ──────────────────────▶ waiting
 //!                      ▲   │                            │
-//!                      │   │ told to stop               │ after the backoff
+//!                      │   │ shutdown                   │ after the backoff
 //!                      │   ▼                            │
-//!                      │ stopped ◀── told to stop ──────┤
+//!                      │ stopped ◀── shutdown ──────────┤
 //!                      └────────────────────────────────┘
 //! ```
 //!
-//! One sick task never takes the others down; its state is in the health registry.
+//! A failing task does not affect the others; its state is in the health registry.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use tokio_util::task::TaskTracker;
 use crate::telemetry::process_metrics::ProcessMetrics;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(30);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// A task that ran this long was well: its next failure starts from the first backoff.
-const WELL_AFTER: Duration = Duration::from_secs(60);
+/// After running this long, a task's next failure starts from the first backoff.
+const BACKOFF_RESET: Duration = Duration::from_secs(60);
 
-/// Starts tasks, restarts them, and waits for them at the end.
+/// Starts tasks, restarts them, and waits for them at shutdown.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     health_registry: Arc<HealthRegistry>,
@@ -53,7 +53,7 @@ impl Supervisor {
         }
     }
 
-    /// Runs `make(stop)` under `name`, again and again until the stop: a long-lived task
+    /// Runs `make(stop)` under `name` and restarts it until the shutdown: a long-lived task
     /// that returns has failed, whatever it returned.
     pub fn start<F, Work>(&self, name: &'static str, make: F)
     where
@@ -86,20 +86,20 @@ impl Supervisor {
             health.state = TaskState::Running;
             self.health_registry.task(name, health.clone());
             let started = Instant::now();
-            // A task of its own, so that a panic ends it and nothing else.
+            // In its own tokio task, so that a panic ends only this one.
             let ended = tokio::spawn(make(self.stop.clone())).await;
             if self.stop.is_cancelled() {
                 break;
             }
             let error = match ended {
-                Ok(Ok(())) => "it ended by itself".to_owned(),
+                Ok(Ok(())) => "the task ended".to_owned(),
                 Ok(Err(error)) => format!("{error:#}"),
-                Err(panic) => format!("it panicked: {panic}"),
+                Err(panic) => format!("the task panicked: {panic}"),
             };
-            if started.elapsed() > WELL_AFTER {
+            if started.elapsed() > BACKOFF_RESET {
                 backoff = FIRST_BACKOFF;
             }
-            tracing::error!(task = name, %error, wait = ?backoff, "a task ended; it is started again");
+            tracing::error!(task = name, %error, wait = ?backoff, "task ended; restarting it");
             health.restarts = health.restarts.saturating_add(1);
             health.last_error = Some(error);
             health.state = TaskState::Waiting;
@@ -107,7 +107,7 @@ impl Supervisor {
             self.numbers.task_restarted(name);
             tokio::select! {
                 () = self.stop.cancelled() => break,
-                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(LONGEST_BACKOFF),
+                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(MAX_BACKOFF),
             }
         }
         health.state = TaskState::Stopped;
@@ -119,7 +119,7 @@ impl Supervisor {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use control::health::Status;
+    use control::health::HealthStatus;
 
     use super::*;
 
@@ -137,11 +137,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failing_task_comes_back_later_and_later_and_is_shown() {
+    async fn failing_task_restarts_with_backoff_and_is_reported() {
         let (supervisor, health_registry, stop) = supervisor();
         let (starts, mut seen) = tokio::sync::mpsc::unbounded_channel();
         let tries = Arc::new(AtomicU32::new(0));
-        supervisor.start("sick", move |stop| {
+        supervisor.start("failing", move |stop| {
             starts.send(Instant::now()).unwrap();
             let count = tries.fetch_add(1, Ordering::Relaxed);
             async move {
@@ -167,29 +167,29 @@ mod tests {
         assert_eq!(waits, [100, 200, 400]);
         tokio::task::yield_now().await;
         let report = health_registry.report([]);
-        assert_eq!(report.tasks["sick"].restarts, 3);
+        assert_eq!(report.tasks["failing"].restarts, 3);
         assert_eq!(
-            report.tasks["sick"].last_error.as_deref(),
-            Some("it ended by itself")
+            report.tasks["failing"].last_error.as_deref(),
+            Some("the task ended")
         );
-        assert_eq!(report.status, Status::Healthy);
+        assert_eq!(report.status, HealthStatus::Healthy);
         stop.cancel();
         supervisor.drain().await;
         assert_eq!(
-            health_registry.report([]).tasks["sick"].state,
+            health_registry.report([]).tasks["failing"].state,
             TaskState::Stopped
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_leaves_the_other_tasks_alone() {
+    async fn panic_does_not_affect_other_tasks() {
         let (supervisor, health_registry, stop) = supervisor();
-        supervisor.start("well", |stop| async move {
+        supervisor.start("healthy", |stop| async move {
             stop.cancelled().await;
             Ok(())
         });
         let (failed, mut failures) = tokio::sync::mpsc::unbounded_channel();
-        supervisor.start("sick", move |_| {
+        supervisor.start("failing", move |_| {
             failed.send(()).unwrap();
             async { panic!("again") }
         });
@@ -198,14 +198,14 @@ mod tests {
         }
         let report = health_registry.report([]);
         assert_eq!(
-            report.tasks["well"],
+            report.tasks["healthy"],
             TaskHealth {
                 state: TaskState::Running,
                 restarts: 0,
                 last_error: None,
             }
         );
-        assert!(report.tasks["sick"].restarts >= 2);
+        assert!(report.tasks["failing"].restarts >= 2);
         stop.cancel();
         supervisor.drain().await;
     }

@@ -1,4 +1,4 @@
-//! Tool calls in the gate: the bridge, the hooks of a gateway, and where both listen.
+//! Tool service of the gate: the MCP bridge, the hooks for gateways, and their listeners.
 
 mod listeners;
 mod sandboxed;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use config::Settings;
-use control::health::{HealthRegistry, Status, TaskState};
+use control::health::{HealthRegistry, HealthStatus, TaskState};
 use decide::hold::Questions;
 use decide::snapshot::CurrentPolicy;
 use http::{Request, Response};
@@ -18,14 +18,14 @@ use mcp::context::Contexts;
 use mcp::fingerprint::Fingerprints;
 use mcp::governance::Governance;
 use mcp::interceptor::Interceptor;
-use mcp::launch::Local;
+use mcp::launch::LocalLauncher;
 use mcp::metrics::Metrics;
 use mcp::relay::{GatewayHookProbe, Relay};
-use mcp::room::Room;
+use mcp::request_body::LargeBodyLimit;
 use mcp::server::{self, Endpoints, McpServer, MetricsPath, RequestSource};
 use mcp::tools::Launchers;
 use policy::id::SandboxId;
-use policy::ports::{AuditSink, Content, ToolServer};
+use policy::ports::{AuditSink, MessageBody, ToolServer};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -33,19 +33,23 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use self::listeners::PreparedListeners;
-use self::listeners::{ListenerTable, Listeners};
-pub use self::sandboxed::Sandboxed;
-use crate::process_guard::LEASH;
+use self::listeners::{ListenerTable, McpListeners};
+pub use self::sandboxed::SandboxLauncher;
+use crate::process_guard::GUARD;
 
-/// The supervised task that ends unused sessions and keeps definitions.
+/// Name of the supervised task that ends unused sessions and writes fingerprints.
 pub const TASK: &str = "tools";
 
-/// How long answers may take to be sent once every tool process has ended.
-const LAST_ANSWERS: Duration = Duration::from_secs(1);
+/// How long sending the last responses may take after every tool process has ended.
+const LAST_RESPONSES_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[async_trait::async_trait]
-impl ToolServer for Tools {
-    async fn answer(&self, sandbox: &SandboxId, request: Request<Content>) -> Response<Content> {
+impl ToolServer for ToolService {
+    async fn answer(
+        &self,
+        sandbox: &SandboxId,
+        request: Request<MessageBody>,
+    ) -> Response<MessageBody> {
         server::answer(
             &self.mcp_server,
             &RequestSource::Sandbox(sandbox.clone()),
@@ -55,89 +59,91 @@ impl ToolServer for Tools {
     }
 }
 
-/// What the rest of the gate gives.
+/// The parts of the gate that the tool service uses.
 pub struct McpDependencies {
-    /// The rules in force.
+    /// The policy in force.
     pub policy: Arc<CurrentPolicy>,
-    /// Who answers what policies leave to the operator.
+    /// Approval questions to the operator.
     pub questions: Questions,
-    /// Where decisions are recorded.
+    /// The audit log.
     pub audit: Arc<dyn AuditSink>,
-    /// What tools looked like.
+    /// Fingerprints of tool definitions.
     pub fingerprints: Fingerprints,
-    /// Where health shows it.
+    /// The health registry.
     pub health_registry: Arc<HealthRegistry>,
-    /// Every number of the gate.
+    /// All metrics of the gate.
     pub numbers: Arc<Registry>,
-    /// The numbers of tool calls, registered before.
+    /// Metrics of tool calls, already registered.
     pub metrics: Metrics,
-    /// Starts servers in sandboxes.
+    /// Starts MCP servers in sandboxes.
     pub sandboxed: Arc<dyn mcp::launch::Launcher>,
 }
 
-/// See the module.
+/// The tool service: see the module.
 #[derive(Debug)]
-pub struct Tools {
+pub struct ToolService {
     mcp_server: Arc<McpServer>,
     governance: Governance,
     health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
-    listeners: Listeners,
+    listeners: McpListeners,
 }
 
-impl Tools {
-    /// Opens the parts; nothing listens yet. Reads files: it blocks.
+impl ToolService {
+    /// Opens the parts; nothing listens yet. Reads files, so it blocks.
     pub fn open(
         settings: &Settings,
-        given: McpDependencies,
+        dependencies: McpDependencies,
         stop: &CancellationToken,
     ) -> Result<Self> {
-        let contexts = Contexts::new(&given.metrics);
+        let contexts = Contexts::new(&dependencies.metrics);
         let governance = Governance::new(
-            given.policy,
-            given.audit,
-            given.metrics,
+            dependencies.policy,
+            dependencies.audit,
+            dependencies.metrics,
             contexts,
-            given.questions,
+            dependencies.questions,
         );
         let stop = stop.child_token();
         let interceptor = Arc::new(Interceptor::new(governance.clone(), stop.clone()));
-        let heard = Arc::clone(&interceptor);
+        let hooks = Arc::clone(&interceptor);
         let relay = Relay {
             governance: governance.clone(),
-            stamps: GatewayHookProbe(Arc::new(move || heard.heard_docker_lately())),
+            gateway_hooks: GatewayHookProbe(Arc::new(move || hooks.saw_docker_gateway_recently())),
         };
         let launchers = Launchers {
-            local: Arc::new(Local {
-                leash: leash(),
-                patience: mcp::launch::PATIENCE,
+            local: Arc::new(LocalLauncher {
+                guard_command: guard_command(),
+                exit_timeout: mcp::launch::DEFAULT_EXIT_TIMEOUT,
             }),
-            sandbox: given.sandboxed,
+            sandbox: dependencies.sandboxed,
         };
-        let fingerprints = Arc::new(given.fingerprints);
-        // Not the gate's own stop: the end of tool processes has a deadline.
+        let fingerprints = Arc::new(dependencies.fingerprints);
+        // Not a child of the gate's stop token: ending tool processes has its own deadline.
         let bridge = Bridge::new(launchers, fingerprints, relay, CancellationToken::new());
         bridge.apply(settings);
         let table = ListenerTable::default();
         let health = {
-            let (health_registry, governance) =
-                (Arc::clone(&given.health_registry), governance.clone());
+            let (health_registry, governance) = (
+                Arc::clone(&dependencies.health_registry),
+                governance.clone(),
+            );
             let table = table.clone();
             Arc::new(move || health(&health_registry, &governance, &table))
         };
         let mcp_server = Arc::new(McpServer {
             bridge,
             hooks: interceptor,
-            room: Room::default(),
-            numbers: Arc::new(move || text_of(&given.numbers)),
+            large_bodies: LargeBodyLimit::default(),
+            render_metrics: Arc::new(move || metrics_text(&dependencies.numbers)),
             metrics_path: MetricsPath::of(settings),
             health,
         });
-        let health_registry = given.health_registry;
+        let health_registry = dependencies.health_registry;
         let listeners = {
             let (mcp_server, health_registry) =
                 (Arc::clone(&mcp_server), Arc::clone(&health_registry));
-            Listeners::new(mcp_server, health_registry, table, stop.clone())
+            McpListeners::new(mcp_server, health_registry, table, stop.clone())
         };
         let tools = Self {
             mcp_server,
@@ -150,48 +156,48 @@ impl Tools {
         Ok(tools)
     }
 
-    /// The servers.
+    /// The bridge.
     pub fn bridge(&self) -> &Arc<Bridge> {
         &self.mcp_server.bridge
     }
 
-    /// Looks after sessions and what is remembered, until the stop.
-    pub async fn look_after(&self) {
+    /// Ends unused sessions and writes fingerprints, until the shutdown.
+    pub async fn maintain(&self) {
         let bridge = &self.mcp_server.bridge;
         tokio::select! {
             () = bridge.sweep() => {}
-            () = bridge.fingerprints().keep() => {}
+            () = bridge.fingerprints().write_on_change() => {}
             () = self.stop.cancelled() => {}
         }
     }
 
-    /// Opens what a reload to `settings` needs, or says why it cannot be had. Nothing changes
-    /// yet.
+    /// Binds the addresses that a reload to `settings` needs, or returns why it cannot. Changes
+    /// nothing yet.
     pub fn prepare(&self, settings: &Settings) -> Result<PreparedListeners, String> {
         let prepared = self.listeners.prepare(settings);
         self.listeners.check(&prepared)?;
         Ok(prepared)
     }
 
-    /// Applies new settings, whose rules are in force. `listeners` was made from them; `governed`
-    /// is whether a policy bundle decided about tool calls before.
+    /// Applies new settings, whose policy is already in force. `listeners` was prepared for
+    /// them; `governed` is whether a policy bundle decided about tool calls before.
     pub async fn apply(&self, settings: &Settings, listeners: PreparedListeners, governed: bool) {
-        self.governance.follow(governed);
+        self.governance.apply_reload(governed);
         self.mcp_server.bridge.apply(settings);
         self.mcp_server.metrics_path.replace(settings);
         self.note();
         self.listeners.apply(listeners).await;
     }
 
-    /// Listens where `settings` say, if there is something to serve. At the start, an address
-    /// that cannot be bound is a fault of this part alone.
+    /// Listens on the addresses of `settings`, if there is something to serve. At the start, an
+    /// address that cannot be bound degrades only this part.
     pub async fn listen(&self, settings: &Settings) {
         let prepared = self.listeners.prepare(settings);
         self.listeners.apply(prepared).await;
     }
 
-    /// Listens where `settings` say, or returns why it cannot: for a process whose only purpose
-    /// are these listeners.
+    /// Listens on the addresses of `settings`, or returns why it cannot: for the standalone
+    /// bridge, which has no other listeners.
     pub async fn require_listeners(&self, settings: &Settings) -> Result<(), String> {
         let prepared = self.listeners.prepare(settings);
         if let Some(why) = prepared.failure() {
@@ -201,35 +207,35 @@ impl Tools {
         Ok(())
     }
 
-    /// Notes in the health registry what of the policies for tool calls is not in force.
+    /// Reports in a health note which policies for tool calls are not in force.
     fn note(&self) {
         self.health_registry
             .note("mcp_policy", policy_gap(&self.governance));
     }
 
-    /// Ends every tool process, and then every connection of a client: SIGTERM at once, SIGKILL
-    /// at `kill_at`.
+    /// Ends every tool process, with SIGTERM at once and SIGKILL at `kill_at`, and then every
+    /// client connection.
     pub async fn drain(&self, kill_at: Instant) {
         self.stop.cancel();
         self.mcp_server.bridge.end(kill_at).await;
         self.mcp_server.bridge.fingerprints().write().await;
-        self.listeners.drain(LAST_ANSWERS).await;
+        self.listeners.drain(LAST_RESPONSES_TIMEOUT).await;
     }
 }
 
-/// The words before a tool's command.
-fn leash() -> Vec<OsString> {
+/// The arguments of the process guard, before a tool's command.
+fn guard_command() -> Vec<OsString> {
     vec![
         "/proc/self/exe".into(),
-        LEASH.into(),
+        GUARD.into(),
         "--parent".into(),
         std::process::id().to_string().into(),
         "--".into(),
     ]
 }
 
-/// ProcessMetrics as Prometheus reads them.
-fn text_of(numbers: &Registry) -> String {
+/// Metrics as Prometheus text.
+fn metrics_text(numbers: &Registry) -> String {
     let mut text = String::new();
     match encode(&mut text, numbers) {
         Ok(()) => text,
@@ -237,19 +243,19 @@ fn text_of(numbers: &Registry) -> String {
     }
 }
 
-/// What of the policies for tool calls is not in force, if anything.
+/// The policies for tool calls that are not in force, if any.
 fn policy_gap(governance: &Governance) -> Option<String> {
     let mut gaps = governance.missing_bundles();
-    if governance.is_idle() {
+    if governance.has_no_policy() {
         gaps.insert(
             0,
-            "no policy bundle judges tool calls: they all pass".to_owned(),
+            "no policy bundle decides about tool calls: all calls pass".to_owned(),
         );
     }
     (!gaps.is_empty()).then(|| gaps.join("; "))
 }
 
-/// The state of every part, measured when it is queried.
+/// The health report of the MCP port.
 fn health(
     health_registry: &HealthRegistry,
     governance: &Governance,
@@ -262,23 +268,23 @@ fn health(
     let bridge = listeners
         .check(|endpoints: &Endpoints| endpoints.tools)
         .and_then(|()| match waiting {
-            Some(_) => Err("the task that ends unused sessions is being restarted".to_owned()),
+            Some(_) => Err("the task that ends unused sessions waits for its restart".to_owned()),
             None => Ok(()),
         });
-    let well = report.status == Status::Healthy && interceptor.is_ok() && bridge.is_ok();
-    let word = |outcome: Result<(), String>| match outcome {
+    let well = report.status == HealthStatus::Healthy && interceptor.is_ok() && bridge.is_ok();
+    let text = |outcome: Result<(), String>| match outcome {
         Ok(()) => "ok".to_owned(),
         Err(fault) => format!("unavailable: {fault}"),
     };
     let policy = match policy_gap(governance) {
         None => "ok".to_owned(),
-        Some(gap) if governance.is_idle() => format!("pass-through: {gap}"),
+        Some(gap) if governance.has_no_policy() => format!("pass-through: {gap}"),
         Some(gap) => format!("incomplete: {gap}"),
     };
     let state = json!({
         "status": if well { "healthy" } else { "degraded" },
         "version": report.version,
-        "components": {"interceptor": word(interceptor), "bridge": word(bridge), "policy": policy},
+        "components": {"interceptor": text(interceptor), "bridge": text(bridge), "policy": policy},
         "checks": report.checks,
         "errors": report.errors,
         "notes": report.notes,

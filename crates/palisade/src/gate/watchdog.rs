@@ -1,4 +1,5 @@
-//! The watchdog: the parent process of a gate in the background, which restarts it when it dies.
+//! The watchdog: the parent process of a gate in the background, which restarts it when it
+//! dies.
 //!
 //! ```text
 //!   palisade __watchdog STATE_DIR ARG…       ARG… are the arguments of `gate run --detached`
@@ -6,17 +7,17 @@
 //!              spawn              'ready'              dies
 //!   (start) ─────────▶ starting ──────────▶ running ─────────▶ backoff ──▶ starting
 //!                         │                    │                  │
-//!                         │ dies before the    │ stops as it was  │ the fifth death in a
-//!                         │ first 'ready'      │ told to          │ minute, or SIGTERM
+//!                         │ dies before the    │ graceful stop    │ the fifth death in a
+//!                         │ first 'ready'      │                  │ minute, or SIGTERM
 //!                         ▼                    ▼                  ▼
-//!                    exit with its code       exit 0             exit; gate.failed says why
+//!                    exit with its code       exit 0             exit; reason in gate.failed
 //! ```
 //!
-//! A gate that stops in order writes 'stopping' first, so that no end after it is a death.
-//! SIGTERM and SIGINT stop the gate in order, and the watchdog ends with it. A watchdog that is
-//! killed leaves its gate running without one, until the gate is restarted.
+//! A gate that shuts down gracefully writes 'stopping' first, so that its end does not count as
+//! a death. SIGTERM and SIGINT stop the gate gracefully, and the watchdog ends with it. If the
+//! watchdog is killed, its gate runs without one until it is restarted.
 //!
-//! One thread and nothing of the async runtime: it waits for as long as the gate runs.
+//! The watchdog has one thread and no async runtime: it only waits while the gate runs.
 
 use std::collections::VecDeque;
 use std::ffi::{CString, OsString};
@@ -41,18 +42,18 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, pipe2};
 use tokio::signal::unix::SignalKind;
 
-use crate::exit::{Exit, Failure, exit_of};
+use crate::exit::{CliError, CliExit, exit_of};
 use crate::gate::lock::WatchdogLock;
 use crate::paths;
 use crate::process_guard;
 
-/// The word that makes this program a watchdog.
+/// The argument that makes this program a watchdog.
 pub const WATCHDOG: &str = "__watchdog";
 
-/// A gate that is not ready by then is not going to be.
+/// Timeout for a gate to become ready.
 pub const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// So many deaths within [`WINDOW`] end the restarts.
+/// Number of deaths within [`WINDOW`] that ends the restarts.
 const MAX_DEATHS: usize = 5;
 
 /// How long a death counts.
@@ -61,38 +62,38 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// The wait after the first death; each further one within [`WINDOW`] doubles it.
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The signal by which a watchdog stops its gate in order.
+/// The signal by which a watchdog stops its gate gracefully.
 pub const STOP: SignalKind = SignalKind::user_defined1();
 
 /// What a gate writes when everything listens.
 const READY: &str = "ready";
 
-/// What a gate writes when it begins to stop in order.
+/// What a gate writes when a graceful shutdown begins.
 const STOPPING: &str = "stopping";
 
-/// The longest line a gate may write to its watchdog.
+/// Maximum length of a line that a gate writes to its watchdog.
 const MAX_LINE: usize = 256;
 
-/// Reads the arguments and watches a gate until it has stopped for good.
+/// Entry point: parses the arguments and watches the gate until it is stopped.
 pub fn watchdog_main() -> ExitCode {
     match watch() {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let message = format!("palisade: {error:#}");
-            crate::output::say(&crate::output::safe(&message));
+            crate::output::print_message(&crate::output::safe(&message));
             exit_of(&error).into()
         }
     }
 }
 
 fn watch() -> Result<u8> {
-    // A lock or a pipe that the operator's shell passed on would be held for months.
+    // An inherited lock or pipe of the operator's shell would stay open for months.
     sandbox::namespace::hardening::close_from(3).context("cannot close inherited descriptors")?;
     let mut arguments = std::env::args_os().skip(2);
-    let usage = || Failure::new(Exit::Usage, "usage: __watchdog STATE_DIR ARG…");
+    let usage = || CliError::new(CliExit::Usage, "usage: __watchdog STATE_DIR ARG…");
     let state_dir = PathBuf::from(arguments.next().ok_or_else(usage)?);
     nix::unistd::setsid().context("cannot leave the terminal")?;
-    // The environment is the operator's.
+    // The environment may contain secrets of the operator.
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     nix::sys::stat::umask(Mode::from_bits_truncate(0o077));
     let lock = WatchdogLock::take(&state_dir.join(paths::WATCHDOG_LOCK))?;
@@ -102,7 +103,7 @@ fn watch() -> Result<u8> {
         lock,
         arguments: arguments.collect(),
         signals,
-        told: false,
+        stop_requested: false,
         announced: false,
     };
     Ok(watchdog.run())
@@ -115,23 +116,23 @@ struct Watchdog {
     arguments: Vec<OsString>,
     signals: SignalFd,
     /// SIGTERM or SIGINT was received.
-    told: bool,
-    /// The command that started the gate was told that it is ready.
+    stop_requested: bool,
+    /// Whether the ready gate was reported to the command that started it.
     announced: bool,
 }
 
-/// A gate that was spawned.
+/// The process of a gate.
 struct GateProcess {
     pid: Pid,
-    /// Its stdout, until it closes it.
+    /// The gate's stdout, until the gate closes it.
     lines: Option<File>,
     partial: Vec<u8>,
     ready: bool,
-    /// It reported that it stops in order.
+    /// The gate reported a graceful shutdown.
     stopping: bool,
-    /// It was sent [`STOP`].
-    told: bool,
-    /// It was killed because it was not ready in time.
+    /// [`STOP`] was sent to the gate.
+    stop_sent: bool,
+    /// The gate was killed because it was not ready in time.
     overdue: bool,
     started: Instant,
 }
@@ -139,9 +140,9 @@ struct GateProcess {
 /// How a gate ended.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// It was told to end, or another gate is in charge of the state directory.
+    /// The gate was stopped, or another gate holds the state directory.
     Stopped(u8),
-    /// It must be restarted.
+    /// The gate must be restarted.
     Died { cause: String, code: u8 },
 }
 
@@ -152,7 +153,7 @@ impl Watchdog {
         loop {
             let (pid, end) = match self.spawn(last_cause.as_deref()) {
                 Ok(gate) => (Some(gate.pid), self.follow(gate)),
-                Err(error) => (None, unstartable(&error)),
+                Err(error) => (None, spawn_failed(&error)),
             };
             let (cause, code) = match end {
                 End::Stopped(code) => return code,
@@ -165,19 +166,19 @@ impl Watchdog {
             let Some(wait) = deaths.record(Instant::now()) else {
                 self.log("ERROR", &format!("gate died{pid} cause=\"{cause}\""));
                 self.give_up(&cause);
-                return Exit::Failed.code();
+                return CliExit::Failed.code();
             };
             let line = format!("gate died, restarting{pid} cause=\"{cause}\" wait={wait:?}");
             self.log("WARN", &line);
             if self.pause(wait) || !self.lock.is_in_place() {
-                return Exit::Ok.code();
+                return CliExit::Ok.code();
             }
             last_cause = Some(cause);
         }
     }
 
-    /// Starts a gate in this very program, also after an update has replaced its file: a crash
-    /// must not be an upgrade.
+    /// Starts a gate from the running executable, also after an update has replaced its file: a
+    /// crash must not cause an upgrade.
     fn spawn(&self, last_cause: Option<&str>) -> nix::Result<GateProcess> {
         let (reader, writer) = pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -209,7 +210,7 @@ impl Watchdog {
             partial: Vec::new(),
             ready: false,
             stopping: false,
-            told: false,
+            stop_sent: false,
             overdue: false,
             started: Instant::now(),
         })
@@ -218,20 +219,20 @@ impl Watchdog {
     /// Waits until the gate has ended.
     fn follow(&mut self, mut gate: GateProcess) -> End {
         loop {
-            let patience = if gate.ready || gate.overdue {
+            let timeout = if gate.ready || gate.overdue {
                 PollTimeout::NONE
             } else {
-                timeout(START_LIMIT.saturating_sub(gate.started.elapsed()))
+                poll_timeout(START_LIMIT.saturating_sub(gate.started.elapsed()))
             };
             let mut ends = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
             if let Some(lines) = &gate.lines {
                 ends.push(PollFd::new(lines.as_fd(), PollFlags::POLLIN));
             }
-            // A failure is an interruption: everything is looked at again.
-            let _ = poll(&mut ends, patience);
+            // An error is an interruption: everything is checked again.
+            let _ = poll(&mut ends, timeout);
             drop(ends);
-            if self.is_told() && !gate.told {
-                gate.told = true;
+            if self.is_stop_requested() && !gate.stop_sent {
+                gate.stop_sent = true;
                 let _ = kill(gate.pid, Signal::try_from(STOP.as_raw_value()).ok());
             }
             let status = match waitpid(gate.pid, Some(WaitPidFlag::WNOHANG)) {
@@ -253,33 +254,33 @@ impl Watchdog {
         }
     }
 
-    /// Whether SIGTERM or SIGINT has arrived. From then on nothing is restarted.
-    fn is_told(&mut self) -> bool {
+    /// Whether SIGTERM or SIGINT was received. From then on the gate is not restarted.
+    fn is_stop_requested(&mut self) -> bool {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             let number = i32::try_from(signal.ssi_signo).ok();
-            self.told |= [Signal::SIGTERM, Signal::SIGINT]
+            self.stop_requested |= [Signal::SIGTERM, Signal::SIGINT]
                 .iter()
                 .any(|signal| Some(*signal as i32) == number);
         }
-        self.told
+        self.stop_requested
     }
 
     /// Waits for a restart; `true` when a signal ended the wait.
     fn pause(&mut self, wait: Duration) -> bool {
         let until = Instant::now() + wait;
-        while !self.is_told() {
+        while !self.is_stop_requested() {
             let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
                 return false;
             }
             let mut ends = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-            let _ = poll(&mut ends, timeout(rest));
+            let _ = poll(&mut ends, poll_timeout(rest));
         }
         true
     }
 
-    /// Reports the first gate to the command that started this watchdog, and closes everything
-    /// that was that command's.
+    /// Reports the first gate to the command that started this watchdog, and closes that
+    /// command's stdio.
     fn announce(&mut self, pid: Pid) {
         self.announced = true;
         let mut stdout = io::stdout();
@@ -289,7 +290,7 @@ impl Watchdog {
             let _ = dup2_stdout(&null);
             let _ = dup2_stderr(&null);
         }
-        // Only the start has needed most of what is mapped.
+        // Most of the mapped memory was needed only at the start.
         let _ = sandbox::startup_memory::release_startup_memory();
     }
 
@@ -299,9 +300,9 @@ impl Watchdog {
             "it died {MAX_DEATHS} times within {window} s and is down since {now:.0}, last cause: \
              {cause}"
         );
-        self.log("ERROR", &format!("gate is not restarted any more: {why}"));
+        self.log("ERROR", &format!("gate is no longer restarted: {why}"));
         if let Err(error) = write_failure(&self.state_dir, &why) {
-            self.log("ERROR", &format!("gate.failed was not written: {error}"));
+            self.log("ERROR", &format!("writing gate.failed failed: {error}"));
         }
     }
 
@@ -346,27 +347,27 @@ impl GateProcess {
         let (cause, code) = match status {
             WaitStatus::Exited(_, code) => (
                 format!("exit status {code}"),
-                u8::try_from(code).unwrap_or(Exit::Failed.code()),
+                u8::try_from(code).unwrap_or(CliExit::Failed.code()),
             ),
             WaitStatus::Signaled(_, signal, _) => {
-                let code = u8::try_from(128 + signal as i32).unwrap_or(Exit::Failed.code());
+                let code = u8::try_from(128 + signal as i32).unwrap_or(CliExit::Failed.code());
                 (format!("killed by {signal}"), code)
             }
-            other => (format!("{other:?}"), Exit::Failed.code()),
+            other => (format!("{other:?}"), CliExit::Failed.code()),
         };
-        if self.told || self.stopping {
-            return End::Stopped(Exit::Ok.code());
+        if self.stop_sent || self.stopping {
+            return End::Stopped(CliExit::Ok.code());
         }
         if self.overdue {
             let cause = format!("not ready within {} s", START_LIMIT.as_secs());
-            let code = Exit::TimedOut.code();
+            let code = CliExit::TimedOut.code();
             return End::Died { cause, code };
         }
-        let asked = [Signal::SIGTERM, Signal::SIGINT].map(|signal| 128 + signal as i32);
-        let is_orderly = code == Exit::Ok.code()
-            || code == Exit::Exists.code()
-            || asked.contains(&i32::from(code));
-        if is_orderly {
+        let requested = [Signal::SIGTERM, Signal::SIGINT].map(|signal| 128 + signal as i32);
+        let is_graceful = code == CliExit::Ok.code()
+            || code == CliExit::Exists.code()
+            || requested.contains(&i32::from(code));
+        if is_graceful {
             End::Stopped(code)
         } else {
             End::Died { cause, code }
@@ -374,10 +375,10 @@ impl GateProcess {
     }
 }
 
-fn unstartable(error: &Errno) -> End {
+fn spawn_failed(error: &Errno) -> End {
     End::Died {
         cause: format!("cannot be started: {}", error.desc()),
-        code: Exit::Failed.code(),
+        code: CliExit::Failed.code(),
     }
 }
 
@@ -386,7 +387,7 @@ fn unstartable(error: &Errno) -> End {
 struct Deaths(VecDeque<Instant>);
 
 impl Deaths {
-    /// Records a death. Returns the wait before the restart, or `None` when there is none.
+    /// Records a death. Returns the wait before the restart, or `None` for no restart.
     fn record(&mut self, now: Instant) -> Option<Duration> {
         self.0
             .retain(|at| now.saturating_duration_since(*at) < WINDOW);
@@ -413,7 +414,7 @@ impl WatchdogPipe {
         self.report(READY)
     }
 
-    /// Reports that the gate stops in order. A watchdog that is gone needs no report.
+    /// Reports a graceful shutdown. Errors are ignored: the watchdog may have ended.
     pub fn report_stopping(&mut self) {
         let _ = self.report(STOPPING);
     }
@@ -436,7 +437,7 @@ pub fn failure(state_dir: &Path) -> Option<String> {
     Some(crate::output::safe(text.trim_end())).filter(|text| !text.is_empty())
 }
 
-/// Forgets the failure of an earlier gate.
+/// Removes the failure record of an earlier gate.
 pub fn clear_failure(state_dir: &Path) {
     let _ = std::fs::remove_file(state_dir.join(paths::FAILURE));
 }
@@ -448,7 +449,7 @@ fn write_failure(state_dir: &Path, why: &str) -> io::Result<()> {
     std::fs::rename(draft, path)
 }
 
-/// This program by its path, or by the kernel's link where another file has that path now.
+/// This program by its path, or by /proc/self/exe if the path now names another file.
 fn own_program() -> PathBuf {
     let link = PathBuf::from("/proc/self/exe");
     let identity = |path: &Path| {
@@ -464,8 +465,8 @@ fn open_null() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open("/dev/null")
 }
 
-/// Rounded up: a wait of no milliseconds would be none.
-fn timeout(wait: Duration) -> PollTimeout {
+/// Rounded up, so that a wait below one millisecond does not become zero.
+fn poll_timeout(wait: Duration) -> PollTimeout {
     let wait = wait + Duration::from_millis(1);
     PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX)
 }

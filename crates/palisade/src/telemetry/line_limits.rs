@@ -1,15 +1,14 @@
-//! Rate limits of log lines: an agent must not be able to rotate the log out, nor to hide a
-//! line among millions.
+//! Rate limits of log lines: an agent must not be able to rotate lines out of the log, nor to
+//! hide a line among millions.
 //!
-//! Every line of every crate passes here, so that no call site has to know whether an agent
-//! can cause its line, and a line that is added later is limited from the start. A bucket
-//! belongs to one place in the sources together with the line's fields `sandbox` and `tool`:
-//! one agent silences neither another's lines nor lines of other places. What was left out is
-//! counted, and a summary line says how much it was.
+//! The limits apply to every line of every crate, so that no call site must know whether an
+//! agent can cause its line. A bucket belongs to one call site together with the line's fields
+//! `sandbox` and `tool`: an agent suppresses neither lines of other agents nor lines of other
+//! call sites. Suppressed lines are counted, and a summary line reports their number.
 //!
-//! Debug and trace lines are limited as well, because an operator who looks at a hostile agent
-//! needs the log most; but their limit is so wide that only a flood reaches it, since the
-//! operator asked for them.
+//! Debug and trace lines are limited as well, because an operator who investigates a hostile
+//! agent needs the log most; but the operator enabled them, so only a flood reaches their
+//! limit.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -24,55 +23,55 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Errors, warnings and information: 200 lines at once, and one a second. What one agent can
-/// cause at a handful of places then takes most of a day to fill the log.
-const LINES: Rate = Rate::every(
+/// Errors, warnings and information: a burst of 200 lines, and one per second. One agent at a
+/// handful of call sites then needs most of a day to fill the log.
+const LINE_RATE: Rate = Rate::every(
     NonZeroU64::new(1_000_000_000).unwrap(),
     NonZeroU32::new(200).unwrap(),
 );
 
-/// Debug and trace: 10 000 lines at once, and 100 a second.
-const DETAILS: Rate = Rate::every(
+/// Debug and trace: a burst of 10 000 lines, and 100 per second.
+const DETAIL_RATE: Rate = Rate::every(
     NonZeroU64::new(10_000_000).unwrap(),
     NonZeroU32::new(10_000).unwrap(),
 );
 
-/// Buckets of lines with a sandbox or tool. Beyond that, lines of one place share a bucket.
+/// Maximum number of buckets. Beyond it, the lines of one call site share a bucket.
 const MAX_BUCKETS: usize = 2048;
 
 /// How often a summary line is written.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest text that is kept of a field.
+/// Maximum length of a field's text that is kept.
 const MAX_TEXT: usize = 128;
 
-/// Refuses lines that come too fast. Cloning shares the buckets.
+/// Suppresses lines above their rate. Cloning shares the buckets.
 #[derive(Clone)]
-pub struct LineLimits(Arc<Shared>);
+pub struct LineLimits(Arc<LimitState>);
 
-struct Shared {
+struct LimitState {
     clock: Box<dyn Fn() -> Tick + Send + Sync>,
-    table: Mutex<Table>,
+    table: Mutex<BucketTable>,
 }
 
 impl LineLimits {
     /// Full buckets.
     pub fn new() -> Self {
         let origin = Instant::now();
-        // A bucket that was never used must lie in the past.
+        // The last use of a new bucket must be in the past.
         let begin = Tick::default() + Duration::from_secs(1);
         Self::with_clock(move || begin + origin.elapsed())
     }
 
     fn with_clock(clock: impl Fn() -> Tick + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(LimitState {
             clock: Box::new(clock),
             table: Mutex::default(),
         }))
     }
 
-    /// Writes a line about every bucket that refused lines since the last time. False where
-    /// there was none.
+    /// Writes a summary line for every bucket that suppressed lines since the last report.
+    /// False if there was none.
     pub fn report(&self) -> bool {
         let suppressed = self.table().take_suppressed((self.0.clock)());
         for one in &suppressed {
@@ -81,15 +80,15 @@ impl LineLimits {
         !suppressed.is_empty()
     }
 
-    /// Reports on a thread of its own for as long as lines are refused: a line that is written
-    /// while another is judged would be judged inside of it.
+    /// Reports on a separate thread for as long as lines are suppressed: writing a line inside
+    /// the filter would call the filter recursively.
     fn report_later(&self) {
         let limits = self.clone();
         let reporting = move || {
             loop {
                 #[expect(
                     clippy::disallowed_methods,
-                    reason = "a thread that has nothing else to do"
+                    reason = "a thread that only waits and reports"
                 )]
                 std::thread::sleep(REPORT_EVERY);
                 if !limits.report() && limits.table().end_reporting() {
@@ -99,12 +98,12 @@ impl LineLimits {
         };
         let thread = std::thread::Builder::new().name("log-limits".to_owned());
         if thread.spawn(reporting).is_err() {
-            // The counts stay; the next line that is refused tries again.
+            // The counts stay; the next suppressed line tries again.
             self.table().is_reporting = false;
         }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, BucketTable> {
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,19 +115,19 @@ impl fmt::Debug for LineLimits {
 }
 
 impl<S> Filter<S> for LineLimits {
-    /// Asked for every line: `tracing_subscriber` wants a filter that looks at events to be asked
-    /// here first, so what places it lets pass is not remembered.
+    /// Always true, so that `tracing_subscriber` does not cache the result for a call site and
+    /// calls `event_enabled` for every line.
     fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         true
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        // Our own summaries, of which there are only so many.
+        // Summary lines of this module, whose number is bounded.
         if event.metadata().target() == module_path!() {
             return true;
         }
-        // Read before the table is locked: a value that panics where it is written is logged
-        // on this very thread.
+        // Formatted before the table is locked: a value whose Debug panics is logged on this
+        // thread.
         let line = Line::of(event);
         let now = (self.0.clock)();
         let mut table = self.table();
@@ -144,7 +143,7 @@ impl<S> Filter<S> for LineLimits {
     }
 }
 
-/// What lines have in common that share a bucket.
+/// The key of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Source {
     callsite: Identifier,
@@ -157,7 +156,7 @@ impl Source {
         self.sandbox.is_empty() && self.tool.is_empty()
     }
 
-    /// The same without whose line it is.
+    /// The key of the call site without sandbox and tool.
     fn shared(self) -> Self {
         Self {
             sandbox: String::new(),
@@ -167,7 +166,7 @@ impl Source {
     }
 }
 
-/// What is looked at of an event.
+/// The parts of an event that the limits use.
 struct Line {
     source: Source,
     level: Level,
@@ -193,9 +192,9 @@ impl Line {
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         match field.name() {
-            "sandbox" => self.source.sandbox = short(value),
-            "tool" => self.source.tool = short(value),
-            "message" => self.message = short(value),
+            "sandbox" => self.source.sandbox = bounded_text(value),
+            "tool" => self.source.tool = bounded_text(value),
+            "message" => self.message = bounded_text(value),
             _ => {}
         }
     }
@@ -205,20 +204,20 @@ impl Visit for Line {
     }
 }
 
-/// As much of a value's text as is kept.
-fn short(value: &dyn fmt::Debug) -> String {
-    let mut text = Short(String::new());
-    // Stops where it is full.
+/// Formats a value, truncated to [`MAX_TEXT`].
+fn bounded_text(value: &dyn fmt::Debug) -> String {
+    let mut text = BoundedText(String::new());
+    // The error means that the text is full.
     let _ = write!(text, "{value:?}");
     text.0
 }
 
-struct Short(String);
+struct BoundedText(String);
 
-impl Write for Short {
+impl Write for BoundedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = MAX_TEXT.saturating_sub(self.0.len());
-        let end = text.floor_char_boundary(room);
+        let left = MAX_TEXT.saturating_sub(self.0.len());
+        let end = text.floor_char_boundary(left);
         self.0.push_str(text.get(..end).unwrap_or_default());
         if end < text.len() {
             return Err(fmt::Error);
@@ -228,16 +227,16 @@ impl Write for Short {
 }
 
 #[derive(Default)]
-struct Table {
+struct BucketTable {
     buckets: HashMap<Source, Bucket>,
-    /// Whether the thread runs that reports.
+    /// Whether the reporting thread runs.
     is_reporting: bool,
 }
 
 struct Bucket {
     tokens: TokenBucket,
     level: Level,
-    /// Of the first line that was refused.
+    /// Message of the first suppressed line.
     message: String,
     suppressed: u64,
 }
@@ -245,19 +244,19 @@ struct Bucket {
 impl Bucket {
     fn rate(&self) -> &'static Rate {
         if self.level <= Level::INFO {
-            &LINES
+            &LINE_RATE
         } else {
-            &DETAILS
+            &DETAIL_RATE
         }
     }
 
-    /// Whether a new one would be the same.
+    /// Whether the bucket equals a new one.
     fn is_idle(&self, now: Tick) -> bool {
         self.suppressed == 0 && self.tokens.is_full(self.rate(), now)
     }
 }
 
-impl Table {
+impl BucketTable {
     /// Whether a line may be written now.
     fn admit(&mut self, line: Line, now: Tick) -> bool {
         let Line {
@@ -265,7 +264,7 @@ impl Table {
             level,
             message,
         } = line;
-        let source = self.with_room(source, now);
+        let source = self.bucket_key(source, now);
         let bucket = self.buckets.entry(source).or_insert_with(|| Bucket {
             tokens: TokenBucket::new(),
             level,
@@ -282,9 +281,10 @@ impl Table {
         false
     }
 
-    /// The source whose bucket counts: its own, or the one its place shares where there are
-    /// too many. Places are as many as the sources have, which is the bound of the rest.
-    fn with_room(&mut self, source: Source, now: Tick) -> Source {
+    /// The key of the bucket to use: the line's own, or the shared one of its call site if
+    /// there are too many buckets. The number of call sites bounds the number of shared
+    /// buckets.
+    fn bucket_key(&mut self, source: Source, now: Tick) -> Source {
         let is_full = |buckets: &HashMap<_, _>| buckets.len() >= MAX_BUCKETS;
         if source.is_shared() || !is_full(&self.buckets) || self.buckets.contains_key(&source) {
             return source;
@@ -297,11 +297,11 @@ impl Table {
         }
     }
 
-    fn take_suppressed(&mut self, now: Tick) -> Vec<Suppressed> {
+    fn take_suppressed(&mut self, now: Tick) -> Vec<SuppressedLines> {
         let mut all = Vec::new();
         for (source, bucket) in &mut self.buckets {
             if bucket.suppressed > 0 {
-                all.push(Suppressed {
+                all.push(SuppressedLines {
                     source: source.clone(),
                     level: bucket.level,
                     message: std::mem::take(&mut bucket.message),
@@ -313,25 +313,25 @@ impl Table {
         all
     }
 
-    /// Ends reporting, unless a line was refused since the last report.
+    /// Ends reporting, unless a line was suppressed since the last report.
     fn end_reporting(&mut self) -> bool {
         self.is_reporting = self.buckets.values().any(|bucket| bucket.suppressed > 0);
         !self.is_reporting
     }
 }
 
-/// Lines of one bucket that were not written.
+/// Suppressed lines of one bucket.
 #[derive(Debug)]
-struct Suppressed {
+struct SuppressedLines {
     source: Source,
     level: Level,
     message: String,
     count: u64,
 }
 
-impl Suppressed {
-    /// Writes the summary, on the level of the suppressed lines, so that a filter that shows
-    /// those shows it as well.
+impl SuppressedLines {
+    /// Writes the summary on the level of the suppressed lines, so that the same filter shows
+    /// it.
     fn log(&self) {
         let Source { sandbox, tool, .. } = &self.source;
         let given = |text: &String| (!text.is_empty()).then(|| text.clone());

@@ -1,8 +1,8 @@
-//! Log lines on their way out: queued, cleaned, written by a thread of their own.
+//! Queue of log lines, which a separate thread redacts, escapes and writes.
 //!
-//! A terminal that is scrolled back or a pipe that is not read must not stop the gate, so the
-//! threads that serve only hand an event over. The queue is bounded; when it is full,
-//! events are dropped and the next line says how many.
+//! A terminal or pipe that is not read must not block the gate, so other threads only queue an
+//! event. The queue is bounded; when it is full, events are dropped and the next line reports
+//! their number.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::output;
 use crate::telemetry::redact::Redactor;
 
-/// Events that may wait.
-const QUEUE: usize = 4096;
+/// Maximum number of queued events.
+const MAX_QUEUED: usize = 4096;
 
-/// Where clean lines go.
-pub type Sink = Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>;
+/// Writes escaped lines.
+pub type LineWriter = Box<dyn FnMut(&[u8]) -> io::Result<()> + Send>;
 
-/// Hands events over. Cloning shares the queue.
+/// The sending end of the queue. Cloning shares the queue.
 #[derive(Clone, Debug)]
-pub struct Lines {
+pub struct LogQueue {
     queue: SyncSender<Message>,
     dropped: Arc<AtomicU64>,
 }
@@ -33,14 +33,14 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-impl Lines {
-    /// Starts the thread that writes to `sink`. `ansi` keeps our own colours.
-    pub fn start(sink: Sink, redactor: Redactor, ansi: bool) -> io::Result<Self> {
-        Self::start_bounded(sink, redactor, ansi, QUEUE)
+impl LogQueue {
+    /// Starts the thread that writes to `sink`. `ansi` keeps the colours of the formatter.
+    pub fn start(sink: LineWriter, redactor: Redactor, ansi: bool) -> io::Result<Self> {
+        Self::start_bounded(sink, redactor, ansi, MAX_QUEUED)
     }
 
     fn start_bounded(
-        mut sink: Sink,
+        mut sink: LineWriter,
         redactor: Redactor,
         ansi: bool,
         bound: usize,
@@ -51,11 +51,11 @@ impl Lines {
         std::thread::Builder::new()
             .name("log-writer".to_owned())
             .spawn(move || {
-                // A log that cannot be written cannot report that.
+                // A write error of the log cannot be logged.
                 for message in events {
                     match message {
                         Message::Event(event) => {
-                            let _ = sink(&clean(&redactor.redact(&event), ansi));
+                            let _ = sink(&escape(&redactor.redact(&event), ansi));
                         }
                         Message::Flush(done) => drop(done),
                     }
@@ -68,26 +68,26 @@ impl Lines {
         Ok(Self { queue, dropped })
     }
 
-    /// Waits until everything handed over so far is written, or `limit` is up.
+    /// Waits until all queued events are written, at most for `limit`.
     pub fn flush(&self, limit: Duration) {
         let (done, flushed) = mpsc::sync_channel(0);
         if self.queue.send(Message::Flush(done)).is_ok() {
-            // Ends when the other side drops its end.
+            // Ends when the writing thread drops the channel.
             let _ = flushed.recv_timeout(limit);
         }
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = &'a Lines;
+impl<'a> MakeWriter<'a> for LogQueue {
+    type Writer = &'a LogQueue;
 
     fn make_writer(&'a self) -> Self::Writer {
         self
     }
 }
 
-impl Write for &Lines {
-    /// `tracing_subscriber` hands over one whole event at a time.
+impl Write for &LogQueue {
+    /// `tracing_subscriber` writes one whole event at a time.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         match self.queue.try_send(Message::Event(event.to_vec())) {
             Ok(()) | Err(TrySendError::Disconnected(_)) => {}
@@ -103,11 +103,11 @@ impl Write for &Lines {
     }
 }
 
-/// `event` as one line without anything a terminal would obey: text that a sandbox chose
-/// must not move the cursor or forge a second line. Our own colours are the only escapes
-/// that stay, and those only on a terminal: `tracing_subscriber` escapes the ones inside
-/// values itself. The escapes are valid inside JSON strings, too.
-fn clean(event: &[u8], ansi: bool) -> Vec<u8> {
+/// `event` as one line without control characters: text from a sandbox must not move the cursor
+/// or forge a second line. Only the formatter's colours stay, and only on a terminal:
+/// `tracing_subscriber` escapes those in values itself. The escapes are valid in JSON strings,
+/// too.
+fn escape(event: &[u8], ansi: bool) -> Vec<u8> {
     let body = event.strip_suffix(b"\n").unwrap_or(event);
     let mut line = String::with_capacity(body.len() + 1);
     for c in String::from_utf8_lossy(body).chars() {
@@ -129,34 +129,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line_whatever_its_values_hold() {
+    fn event_is_one_line_whatever_its_values_contain() {
         assert_eq!(
-            clean(b"a\nb\r\x1b[31mc\0\n", false),
+            escape(b"a\nb\r\x1b[31mc\0\n", false),
             b"a\\u000ab\\u000d\\u001b[31mc\\u0000\n"
         );
-        let hostile = clean("\u{9b}31m\u{202e}\u{7f}\u{e0041}\n".as_bytes(), true);
+        let hostile = escape("\u{9b}31m\u{202e}\u{7f}\u{e0041}\n".as_bytes(), true);
         assert_eq!(hostile, b"\\u009b31m\\u202e\\u007f\\udb40\\udc41\n");
         let json = format!("\"{}\"", String::from_utf8(hostile).unwrap().trim_end());
         assert!(serde_json::from_str::<String>(&json).is_ok(), "{json}");
         assert_eq!(
-            clean(b"\x1b[32mINFO\x1b[0m hi\n", true),
+            escape(b"\x1b[32mINFO\x1b[0m hi\n", true),
             b"\x1b[32mINFO\x1b[0m hi\n"
         );
-        assert_eq!(clean("größe\n".as_bytes(), false), "größe\n".as_bytes());
+        assert_eq!(escape("größe\n".as_bytes(), false), "größe\n".as_bytes());
     }
 
     #[test]
-    fn a_reader_that_does_not_read_stops_nobody_and_is_told_what_it_missed() {
+    fn full_queue_drops_events_and_reports_their_number() {
         let (open, gate) = mpsc::channel::<()>();
         let written = Arc::new(Mutex::new(String::new()));
         let seen = Arc::clone(&written);
         let sink = Box::new(move |line: &[u8]| {
-            // Blocks until the gate is opened, then never again.
+            // Blocks until `open` is dropped, then never again.
             let _ = gate.recv();
             seen.lock().unwrap().push_str(str::from_utf8(line).unwrap());
             Ok(())
         });
-        let lines = Lines::start_bounded(sink, Redactor::default(), false, 4).unwrap();
+        let lines = LogQueue::start_bounded(sink, Redactor::default(), false, 4).unwrap();
         for n in 0..100 {
             (&lines)
                 .write_all(format!("line {n}\n").as_bytes())

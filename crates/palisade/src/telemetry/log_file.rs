@@ -1,17 +1,17 @@
-//! `gate.log`: appended to, bounded, and followed by stderr.
+//! `gate.log`: an append-only log file with rotation, which also receives stderr.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// One file's size before it is set aside.
+/// Maximum size of a file before rotation.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Files set aside: `gate.log.1` is the newest.
-const KEPT: u32 = 3;
+/// Number of rotated files; `gate.log.1` is the newest.
+const MAX_ROTATED: u32 = 3;
 
-/// A log that never grows beyond [`MAX_BYTES`] × ([`KEPT`] + 1).
+/// A log of at most [`MAX_BYTES`] × ([`MAX_ROTATED`] + 1) bytes.
 #[derive(Debug)]
 pub struct LogFile {
     path: PathBuf,
@@ -21,8 +21,8 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// Opens `path` for appending and points stderr at it, so that what a library prints
-    /// there is kept too.
+    /// Opens `path` for appending and redirects stderr to it, so that output of libraries is
+    /// kept, too.
     pub fn open(path: &Path) -> io::Result<Self> {
         let log = Self::open_bounded(path, MAX_BYTES)?;
         nix::unistd::dup2_stderr(&log.file)?;
@@ -40,7 +40,7 @@ impl LogFile {
         })
     }
 
-    /// Appends one line, setting the file aside first when it is full.
+    /// Appends one line; rotates the file first if it is full.
     pub fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
         let length = line.len() as u64;
         if self.size > 0 && self.size + length > self.max {
@@ -52,17 +52,17 @@ impl LogFile {
     }
 
     fn rotate(&mut self) -> io::Result<()> {
-        for number in (1..KEPT).rev() {
-            rename_if_there(
+        for number in (1..MAX_ROTATED).rev() {
+            rename_if_exists(
                 &numbered(&self.path, number),
                 &numbered(&self.path, number + 1),
             )?;
         }
-        rename_if_there(&self.path, &numbered(&self.path, 1))?;
-        let points_here = same_file(&self.file, &io::stderr());
+        rename_if_exists(&self.path, &numbered(&self.path, 1))?;
+        let is_stderr = same_file(&self.file, &io::stderr());
         self.file = append(&self.path)?;
         self.size = 0;
-        if points_here {
+        if is_stderr {
             nix::unistd::dup2_stderr(&self.file)?;
         }
         Ok(())
@@ -84,7 +84,7 @@ fn append(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {
+fn rename_if_exists(from: &Path, to: &Path) -> io::Result<()> {
     match std::fs::rename(from, to) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_log_is_set_aside_and_the_oldest_goes() {
+    fn full_log_is_rotated_and_the_oldest_file_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gate.log");
         let mut log = LogFile::open_bounded(&path, 10).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reopened_log_goes_on_where_it_was() {
+    fn reopened_log_is_appended_to() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gate.log");
         LogFile::open_bounded(&path, 100)

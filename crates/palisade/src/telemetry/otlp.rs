@@ -1,4 +1,4 @@
-//! Traces to a collector, over OTLP/HTTP.
+//! Exports traces to a collector over OTLP/HTTP.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -28,13 +28,13 @@ use tokio::runtime::Handle;
 
 use crate::telemetry::redact::Redactor;
 
-/// A collector that takes longer than this loses the batch.
+/// Timeout of one export; the batch is then lost.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Nothing a collector answers is worth more memory than this.
-const MAX_ANSWER: usize = 64 * 1024;
+/// Maximum size of a collector's response.
+const MAX_RESPONSE: usize = 64 * 1024;
 
-/// A provider that sends spans where `settings` say, or none.
+/// The tracer provider of `settings`; none if traces are disabled.
 pub fn provider(settings: &Settings, redactor: &Redactor) -> Result<Option<SdkTracerProvider>> {
     let tracing = &settings.metrics.tracing;
     if !tracing.enabled {
@@ -43,12 +43,12 @@ pub fn provider(settings: &Settings, redactor: &Redactor) -> Result<Option<SdkTr
     let endpoint = traces_url(&tracing.otlp_endpoint());
     let exporter = SpanExporter::builder()
         .with_http()
-        .with_http_client(Collector::new()?)
+        .with_http_client(CollectorClient::new()?)
         .with_endpoint(endpoint)
         .with_timeout(TIMEOUT)
         .build()
         .context("cannot set up traces")?;
-    let exporter = Redacted {
+    let exporter = RedactingExporter {
         exporter,
         redactor: redactor.clone(),
     };
@@ -60,14 +60,14 @@ pub fn provider(settings: &Settings, redactor: &Redactor) -> Result<Option<SdkTr
     Ok(Some(provider))
 }
 
-/// Spans pass the redactor like log lines do: a trace leaves the machine.
+/// An exporter that redacts spans, since traces leave the machine.
 #[derive(Debug)]
-struct Redacted {
+struct RedactingExporter {
     exporter: SpanExporter,
     redactor: Redactor,
 }
 
-impl Redacted {
+impl RedactingExporter {
     fn redact(&self, attributes: &mut [KeyValue]) {
         for attribute in attributes {
             let text = attribute.value.as_str();
@@ -78,7 +78,7 @@ impl Redacted {
     }
 }
 
-impl opentelemetry_sdk::trace::SpanExporter for Redacted {
+impl opentelemetry_sdk::trace::SpanExporter for RedactingExporter {
     async fn export(&self, mut batch: Vec<SpanData>) -> OTelSdkResult {
         for span in &mut batch {
             self.redact(&mut span.attributes);
@@ -102,23 +102,23 @@ impl opentelemetry_sdk::trace::SpanExporter for Redacted {
     }
 }
 
-/// The URL spans are posted to below an OTLP endpoint.
+/// The URL for spans below an OTLP endpoint.
 fn traces_url(endpoint: &str) -> String {
     let base = endpoint.trim_end_matches('/');
     let base = base.strip_suffix("/v1/traces").unwrap_or(base);
     format!("{base}/v1/traces")
 }
 
-/// Sends on the gate's own runtime: the exporter calls from a thread without one.
+/// HTTP client on the gate's runtime: the exporter calls it from a thread without one.
 #[derive(Clone, Debug)]
-struct Collector {
+struct CollectorClient {
     runtime: Handle,
-    client: Client<HttpsConnector<HttpConnector<Resolve>>, Full<Bytes>>,
+    client: Client<HttpsConnector<HttpConnector<HickoryResolver>>, Full<Bytes>>,
 }
 
-impl Collector {
+impl CollectorClient {
     fn new() -> Result<Self> {
-        let mut http = HttpConnector::new_with_resolver(Resolve::new()?);
+        let mut http = HttpConnector::new_with_resolver(HickoryResolver::new()?);
         http.enforce_http(false);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(TIMEOUT));
@@ -136,15 +136,15 @@ impl Collector {
     }
 
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let answer = self.client.request(request.map(Full::new)).await?;
-        let (head, body) = answer.into_parts();
-        let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
+        let response = self.client.request(request.map(Full::new)).await?;
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_RESPONSE).collect().await?.to_bytes();
         Ok(Response::from_parts(head, body))
     }
 }
 
 #[async_trait::async_trait]
-impl HttpClient for Collector {
+impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let own = self.clone();
         self.runtime
@@ -153,18 +153,18 @@ impl HttpClient for Collector {
     }
 }
 
-/// Names by hickory: the static binary must never call getaddrinfo.
+/// Resolves names with hickory: the static binary must not call getaddrinfo.
 #[derive(Clone, Debug)]
-struct Resolve(TokioResolver);
+struct HickoryResolver(TokioResolver);
 
-impl Resolve {
+impl HickoryResolver {
     fn new() -> Result<Self> {
         let builder = TokioResolver::builder_tokio().context("cannot read /etc/resolv.conf")?;
         Ok(Self(builder.build().context("cannot set up the resolver")?))
     }
 }
 
-impl tower_service::Service<Name> for Resolve {
+impl tower_service::Service<Name> for HickoryResolver {
     type Response = std::vec::IntoIter<SocketAddr>;
     type Error = hickory_resolver::net::NetError;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;

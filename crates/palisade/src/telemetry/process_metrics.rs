@@ -1,4 +1,4 @@
-//! The gate's own numbers, and those it reads off its parts when asked.
+//! Metrics of the gate process, and the registry of all metrics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use store::Store;
 
-/// Counters that parts of the gate bump as things happen.
+/// Counters of reloads and task restarts.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessMetrics {
     reloads: Family<ReloadLabels, Counter>,
@@ -34,19 +34,19 @@ struct TaskLabels {
 
 impl ProcessMetrics {
     /// Counts a reload.
-    pub fn reloaded(&self, well: bool) {
-        let status = if well { "success" } else { "failed" };
+    pub fn reloaded(&self, succeeded: bool) {
+        let status = if succeeded { "success" } else { "failed" };
         self.reloads.get_or_create(&ReloadLabels { status }).inc();
     }
 
-    /// Counts a task that had to be started again.
+    /// Counts a restart of a task.
     pub fn task_restarted(&self, task: &'static str) {
         self.restarts.get_or_create(&TaskLabels { task }).inc();
     }
 
-    /// Every number of the gate in one registry.
+    /// A registry with every metric of the gate.
     ///
-    /// Names are given without `_total`: the library appends it to counters.
+    /// Names have no `_total`: the library appends it to counters.
     pub fn registry(
         &self,
         store: Store,
@@ -65,28 +65,28 @@ impl ProcessMetrics {
         );
         registry.register(
             "palisade_task_restarts",
-            "Supervised tasks that ended and were started again",
+            "Restarts of supervised tasks",
             self.restarts.clone(),
         );
         registry.register(
             "palisade_build",
-            "The version that runs",
+            "Version of the running gate",
             Info::new([("version", env!("CARGO_PKG_VERSION"))]),
         );
         control.register(&mut registry);
         traffic.register(&mut registry);
         registry.register_collector(Box::new(LimitMetrics(Arc::clone(traffic))));
         tools.register(&mut registry);
-        registry.register_collector(Box::new(StoreNumbers(store)));
+        registry.register_collector(Box::new(StoreMetrics(store)));
         registry
     }
 }
 
-/// The store's counters, read at each scrape.
+/// Metrics of the store, read at each scrape.
 #[derive(Debug)]
-struct StoreNumbers(Store);
+struct StoreMetrics(Store);
 
-impl Collector for StoreNumbers {
+impl Collector for StoreMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let stats = self.0.stats();
         let mut gauge = |name: &str, help: &str, value: usize| {
@@ -95,7 +95,7 @@ impl Collector for StoreNumbers {
         };
         gauge(
             "proxy_registered_containers",
-            "Registrations that count",
+            "Registrations that have not expired",
             stats.registered,
         )?;
         gauge(
@@ -119,12 +119,12 @@ impl Collector for StoreNumbers {
         )?;
         counter(
             "palisade_audit_merged",
-            "Audit records counted in another one",
+            "Audit records merged into another record",
             stats.merged,
         )?;
         counter(
             "palisade_audit_rotated",
-            "Audit records that made room",
+            "Audit records removed by rotation",
             stats.rotated,
         )?;
         counter(

@@ -1,7 +1,7 @@
-//! Known secrets leave no log line: they are replaced in the writer itself, by value.
+//! Redactor of log lines: the log writer replaces known secret values.
 //!
-//! Redacting where a value is logged depends on everyone remembering; the writer sees
-//! every byte, whichever module wrote it.
+//! Redaction at each call site would depend on every author; the writer sees every byte,
+//! whichever module wrote it.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -10,70 +10,71 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aho_corasick::{AhoCorasick, MatchKind};
 use arc_swap::ArcSwapOption;
 
-/// Values shorter than this would tear ordinary words out of every line.
-const SHORTEST: usize = 4;
+/// Minimum length of a secret: shorter values would match ordinary words.
+const MIN_LENGTH: usize = 4;
 
-/// Values of earlier settings that are still hidden: requests in flight hold them.
-const REMEMBERED: usize = 256;
+/// Maximum number of values, including those of earlier settings, which requests in flight may
+/// hold.
+const MAX_REMEMBERED: usize = 256;
 
-/// Replaces known values by their names. Cloning shares the list.
+/// Replaces secret values by their names. Cloning shares the list.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
-    known: Arc<ArcSwapOption<Known>>,
-    ever: Arc<Mutex<VecDeque<(String, String)>>>,
+    patterns: Arc<ArcSwapOption<SecretPatterns>>,
+    values: Arc<Mutex<VecDeque<(String, String)>>>,
 }
 
-struct Known {
+struct SecretPatterns {
     automaton: AhoCorasick,
     replacements: Vec<String>,
 }
 
-impl std::fmt::Debug for Known {
+impl std::fmt::Debug for SecretPatterns {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Known({} spellings)", self.replacements.len())
+        write!(f, "SecretPatterns({} spellings)", self.replacements.len())
     }
 }
 
 impl Redactor {
-    /// Adds the `(name, value)` pairs of new settings. Those of earlier settings stay
-    /// hidden, because requests that began under them are still in flight.
-    pub fn learn<'a>(&self, secrets: impl IntoIterator<Item = (&'a str, &'a str)>) {
-        let mut ever = self.ever.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Adds the `(name, value)` pairs of new settings. Values of earlier settings stay
+    /// redacted, because requests that began under them may be in flight.
+    pub fn add_secrets<'a>(&self, secrets: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, value) in secrets {
-            if value.len() >= SHORTEST && !ever.iter().any(|(_, known)| known == value) {
-                ever.push_back((name.to_owned(), value.to_owned()));
+            if value.len() >= MIN_LENGTH && !values.iter().any(|(_, known)| known == value) {
+                values.push_back((name.to_owned(), value.to_owned()));
             }
         }
-        while ever.len() > REMEMBERED {
-            ever.pop_front();
+        while values.len() > MAX_REMEMBERED {
+            values.pop_front();
         }
         let mut patterns = Vec::new();
         let mut replacements = Vec::new();
-        for (name, value) in ever.iter() {
+        for (name, value) in values.iter() {
             for spelling in spellings(value) {
                 patterns.push(spelling);
                 replacements.push(format!("[redacted: {name}]"));
             }
         }
-        // Building fails only for lists of a size no configuration reaches. Then nothing
-        // is shown at all.
+        // Building fails only for lists of a size that no configuration reaches. Then all text
+        // is withheld.
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(&patterns);
         let known = match automaton {
-            Ok(automaton) if !patterns.is_empty() => Some(Known {
+            Ok(automaton) if !patterns.is_empty() => Some(SecretPatterns {
                 automaton,
                 replacements,
             }),
             Ok(_) => None,
             Err(_) => withhold_everything(),
         };
-        self.known.store(known.map(Arc::new));
+        self.patterns.store(known.map(Arc::new));
     }
 
-    /// `line` without any known value.
+    /// `line` without secret values.
     pub fn redact<'a>(&self, line: &'a [u8]) -> Cow<'a, [u8]> {
-        let known = self.known.load();
+        let known = self.patterns.load();
         match known.as_deref() {
             Some(known) if known.automaton.is_match(line) => {
                 Cow::Owned(known.automaton.replace_all_bytes(line, &known.replacements))
@@ -83,8 +84,8 @@ impl Redactor {
     }
 }
 
-/// The forms one value takes on its way through a formatter: as it is, as a Rust debug
-/// string, and either of them inside a JSON string.
+/// The forms of a value in log lines: unchanged, as a Rust debug string, and either of them in
+/// a JSON string.
 fn spellings(value: &str) -> Vec<String> {
     let unquoted = |quoted: String| {
         let inner = quoted.strip_prefix('"').and_then(|q| q.strip_suffix('"'));
@@ -99,13 +100,15 @@ fn spellings(value: &str) -> Vec<String> {
     forms
 }
 
-fn withhold_everything() -> Option<Known> {
+fn withhold_everything() -> Option<SecretPatterns> {
     let every_byte: Vec<[u8; 1]> = (0..=255_u8).map(|byte| [byte]).collect();
     let replacements = vec![String::new(); every_byte.len()];
-    AhoCorasick::new(&every_byte).ok().map(|automaton| Known {
-        automaton,
-        replacements,
-    })
+    AhoCorasick::new(&every_byte)
+        .ok()
+        .map(|automaton| SecretPatterns {
+            automaton,
+            replacements,
+        })
 }
 
 #[cfg(test)]
@@ -116,12 +119,12 @@ mod tests {
 
     fn redactor(name: &str, value: &str) -> Redactor {
         let redactor = Redactor::default();
-        redactor.learn([(name, value)]);
+        redactor.add_secrets([(name, value)]);
         redactor
     }
 
     #[test]
-    fn the_name_is_shown_in_the_values_place() {
+    fn value_is_replaced_by_its_name() {
         let redactor = redactor("e2b_api_key", "tok-123456");
         let line = redactor.redact(b"calling with tok-123456, then tok-123456\n");
         assert_eq!(
@@ -131,26 +134,26 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_line_is_not_copied() {
+    fn line_without_secrets_is_not_copied() {
         let redactor = redactor("k", "tok-123456");
         assert!(matches!(redactor.redact(b"nothing here"), Cow::Borrowed(_)));
     }
 
     #[test]
-    fn of_two_values_the_longer_one_is_taken_whole() {
+    fn longest_matching_value_is_replaced() {
         let redactor = Redactor::default();
-        redactor.learn([("short", "abcd"), ("long", "abcdefgh")]);
+        redactor.add_secrets([("short", "abcd"), ("long", "abcdefgh")]);
         assert_eq!(redactor.redact(b"abcdefgh").as_ref(), b"[redacted: long]");
     }
 
     #[test]
-    fn a_rotated_value_stays_hidden() {
+    fn rotated_value_stays_redacted() {
         let redactor = redactor("k", "first-value");
-        redactor.learn([("k", "second-value")]);
+        redactor.add_secrets([("k", "second-value")]);
         let line = redactor.redact(b"first-value second-value");
         assert_eq!(line.as_ref(), b"[redacted: k] [redacted: k]");
-        for n in 0..REMEMBERED {
-            redactor.learn([("k", format!("value-{n:04}").as_str())]);
+        for n in 0..MAX_REMEMBERED {
+            redactor.add_secrets([("k", format!("value-{n:04}").as_str())]);
         }
         let line = redactor.redact(b"first-value value-0255");
         assert_eq!(

@@ -39,7 +39,7 @@ fn winner(list: &Allowlist, text: &str) -> Option<String> {
 
 // Issue 14, number 5.
 #[test]
-fn rules_about_methods_or_paths_restrict_their_host_and_port() {
+fn rule_about_methods_or_paths_restricts_its_host_and_port() {
     let allowing = |pattern: &str, allow: Vec<EndpointRule>| {
         let mut rule = rule(pattern);
         rule.endpoints.allow = allow;
@@ -67,7 +67,7 @@ fn rules_about_methods_or_paths_restrict_their_host_and_port() {
         ("methods.com", 443, true),
         ("paths.com", 80, true),
         ("a.wild.com", 443, true),
-        // A more specific pattern lifts what a wider one allows, and not what it denies.
+        // A more specific pattern replaces the allow rules of a wider one, not its deny rules.
         ("own.wild.com", 443, false),
         ("a.d.com", 443, true),
         ("own.d.com", 443, true),
@@ -81,7 +81,7 @@ fn rules_about_methods_or_paths_restrict_their_host_and_port() {
 }
 
 #[test]
-fn the_most_specific_pattern_wins() {
+fn lookup_returns_most_specific_pattern() {
     let list = Allowlist::new(vec![
         rule("*.x.com"),
         rule("*.b.x.com"),
@@ -110,7 +110,7 @@ fn the_most_specific_pattern_wins() {
 }
 
 #[test]
-fn a_refusal_has_a_code_a_rule_and_a_hint() {
+fn refusal_has_reason_rule_and_message() {
     let mut limited = rule("api.x.com");
     limited.endpoints.allow = vec![endpoint(&["GET"], &["/v1/**"])];
     limited.endpoints.deny = vec![endpoint(&[], &["/v1/admin/**"])];
@@ -183,7 +183,7 @@ fn a_refusal_has_a_code_a_rule_and_a_hint() {
 }
 
 #[test]
-fn a_permit_owns_what_was_judged_and_names_the_rule() {
+fn permit_owns_target_and_names_rule() {
     let mut scanned = rule("*.x.com");
     scanned.scan = Some("strict".into());
     let list = Allowlist::new(vec![scanned]);
@@ -196,7 +196,7 @@ fn a_permit_owns_what_was_judged_and_names_the_rule() {
 }
 
 #[test]
-fn rules_for_one_host_are_asked_in_file_order_and_any_deny_wins() {
+fn rules_of_one_host_apply_in_file_order_and_deny_wins() {
     let mut first = rule("x.com");
     first.name = "first".into();
     first.endpoints.allow = vec![endpoint(&["GET"], &["/a/**"])];
@@ -227,7 +227,7 @@ fn rules_for_one_host_are_asked_in_file_order_and_any_deny_wins() {
 }
 
 #[test]
-fn a_deny_of_a_wider_pattern_is_not_lifted_by_a_narrower_one() {
+fn deny_of_wider_pattern_is_not_lifted_by_narrower_one() {
     let mut wide = rule("*.x.com");
     wide.endpoints.deny = vec![endpoint(&["DELETE"], &[])];
     let list = Allowlist::new(vec![wide, rule("*.b.x.com"), rule("a.b.x.com")]);
@@ -241,7 +241,7 @@ fn a_deny_of_a_wider_pattern_is_not_lifted_by_a_narrower_one() {
 }
 
 #[test]
-fn a_rule_that_denies_everything_denies_the_name() {
+fn rule_that_denies_everything_denies_the_name() {
     let denying = |pattern: &str, paths: &[&str]| {
         let mut rule = rule(pattern);
         rule.endpoints.deny = vec![endpoint(&[], paths)];
@@ -281,26 +281,26 @@ fn a_rule_that_denies_everything_denies_the_name() {
         let judged = list.judge_host(&host(name)).map(drop);
         assert_eq!(judged.is_err(), denied, "{name}: {judged:?}");
         assert_eq!(list.judge_alias(&host(name)), judged, "{name}");
-        let asked = list.judge(target("GET", name, 443, "/b"));
+        let decided = list.judge(target("GET", name, 443, "/b"));
         let unread = list.judge_unread(&host(name), 443, Some("/bin/git"));
         let on_port = denied || name == "two.x.com";
         assert_eq!(unread.is_err(), on_port, "{name}: {unread:?}");
         assert_eq!(
-            asked.is_err(),
+            decided.is_err(),
             on_port || name == "program.x.com",
-            "{name}: {asked:?}"
+            "{name}: {decided:?}"
         );
     }
     let elsewhere = host("cdn.example");
     assert!(list.judge_host(&elsewhere).is_err());
-    assert_eq!(list.judge_alias(&elsewhere), Ok(()), "nobody denied it");
+    assert_eq!(list.judge_alias(&elsewhere), Ok(()), "no rule denies it");
     let denial = list.judge_alias(&host("a.bad.x.com")).unwrap_err();
     assert_eq!(denial.rule.as_str(), "allowlist:*.bad.x.com");
     assert_eq!(denial.reason, Reason::HostDenied);
 }
 
 #[test]
-fn a_rule_for_another_port_stands_aside() {
+fn rule_for_another_port_is_ignored() {
     let mut odd = rule("x.com");
     odd.ports = vec![8080];
     odd.endpoints.deny = vec![endpoint(&[], &["/**"])];
@@ -313,7 +313,7 @@ fn a_rule_for_another_port_stands_aside() {
 }
 
 #[test]
-fn a_program_is_known_by_file_name_or_path_and_an_unknown_one_gains_nothing() {
+fn program_matches_by_file_name_or_path_and_unknown_is_refused() {
     let mut git = rule("x.com");
     git.programs = vec!["git".into(), "/opt/lfs".into()];
     git.endpoints.deny = vec![endpoint(&[], &["/secret"])];
@@ -343,7 +343,7 @@ fn a_program_is_known_by_file_name_or_path_and_an_unknown_one_gains_nothing() {
 }
 
 #[test]
-fn a_connection_that_nobody_reads_is_judged_by_its_program_too() {
+fn unread_connection_is_decided_by_program_too() {
     let mut git = rule("x.com");
     git.programs = vec!["git".into()];
     git.ports = vec![443];
@@ -365,7 +365,7 @@ fn a_connection_that_nobody_reads_is_judged_by_its_program_too() {
 }
 
 #[test]
-fn git_is_also_what_git_does_its_work_with() {
+fn git_rule_matches_helpers_of_git() {
     for (program, is_git) in [
         ("/usr/bin/git", true),
         ("/usr/lib/git-core/git-remote-http", true),
@@ -375,17 +375,17 @@ fn git_is_also_what_git_does_its_work_with() {
         ("/tmp/not-git-core/git-remote-http", false),
         ("git-core/git-remote-http", false),
     ] {
-        assert_eq!(is_called(program, "git"), is_git, "{program}");
+        assert_eq!(is_program(program, "git"), is_git, "{program}");
     }
-    assert!(is_called(
+    assert!(is_program(
         "/usr/lib/git-core/git-remote-http",
         "git-remote-http"
     ));
-    assert!(!is_called("/usr/lib/git-core/git-remote-http", "curl"));
+    assert!(!is_program("/usr/lib/git-core/git-remote-http", "curl"));
 }
 
 #[test]
-fn an_empty_list_allows_nothing() {
+fn empty_list_allows_nothing() {
     let list = Allowlist::default();
     assert!(list.lookup(&host("a.b.c.example")).is_none());
     assert_eq!(
@@ -395,7 +395,7 @@ fn an_empty_list_allows_nothing() {
 }
 
 #[test]
-fn the_deepest_name_there_is_can_be_listed() {
+fn name_with_most_labels_can_be_listed() {
     let deepest = "a.".repeat(126) + "b";
     let list = Allowlist::new(vec![rule(&format!("*.{}", &deepest[2..]))]);
     assert!(list.lookup(&host(&deepest)).is_some());
@@ -404,7 +404,7 @@ fn the_deepest_name_there_is_can_be_listed() {
 
 proptest! {
     #[test]
-    fn lookup_agrees_with_asking_every_pattern(
+    fn lookup_agrees_with_matching_every_pattern(
         patterns in proptest::collection::vec("(\\*\\.)?([ab]\\.){0,3}[ab]\\.[cd]", 0..12),
         name in "([ab]\\.){0,5}[cd]",
     ) {

@@ -13,12 +13,12 @@ fn at(seconds: u64) -> Tick {
     Tick::from_nanos(seconds * 1_000_000_000)
 }
 
-fn run(breaker: &mut Breaker, outcome: Outcome, now: Tick) {
+fn run(breaker: &mut Breaker, outcome: UpstreamOutcome, now: Tick) {
     let ticket = breaker.admit(&CONFIG, now).unwrap();
     breaker.settle(&CONFIG, ticket, outcome, now);
 }
 
-/// Opened at 0.
+/// A breaker that opened at time 0.
 fn opened() -> Breaker {
     opened_with(0)
 }
@@ -26,101 +26,101 @@ fn opened() -> Breaker {
 fn opened_with(id: u64) -> Breaker {
     let mut breaker = Breaker::new(id);
     for _ in 0..3 {
-        run(&mut breaker, Outcome::Failure, at(0));
+        run(&mut breaker, UpstreamOutcome::Failure, at(0));
     }
-    assert_eq!(breaker.state(), State::Open);
+    assert_eq!(breaker.state(), BreakerState::Open);
     breaker
 }
 
 #[test]
-fn failures_in_a_row_open_it_and_successes_close_it_again() {
+fn consecutive_failures_open_breaker_and_successes_close_it() {
     let mut breaker = opened();
     assert_eq!(
         breaker.admit(&CONFIG, at(29)),
-        Err(Open {
+        Err(BreakerOpen {
             remaining: Duration::from_secs(1)
         })
     );
-    run(&mut breaker, Outcome::Success, at(30));
-    assert_eq!(breaker.state(), State::HalfOpen);
-    run(&mut breaker, Outcome::Success, at(30));
-    assert_eq!(breaker.state(), State::Closed);
+    run(&mut breaker, UpstreamOutcome::Success, at(30));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
+    run(&mut breaker, UpstreamOutcome::Success, at(30));
+    assert_eq!(breaker.state(), BreakerState::Closed);
     assert!(breaker.is_idle());
 }
 
 #[test]
-fn a_success_forgives_the_failures_before_it() {
+fn success_resets_failure_count() {
     let mut breaker = Breaker::new(0);
     for _ in 0..1_000 {
-        run(&mut breaker, Outcome::Failure, at(0));
-        run(&mut breaker, Outcome::Failure, at(0));
-        run(&mut breaker, Outcome::Success, at(0));
+        run(&mut breaker, UpstreamOutcome::Failure, at(0));
+        run(&mut breaker, UpstreamOutcome::Failure, at(0));
+        run(&mut breaker, UpstreamOutcome::Success, at(0));
     }
-    assert_eq!(breaker.state(), State::Closed);
+    assert_eq!(breaker.state(), BreakerState::Closed);
 }
 
 #[test]
-fn one_failure_in_half_open_opens_it_for_the_full_time() {
+fn failure_while_half_open_reopens_for_full_recovery() {
     let mut breaker = opened();
-    run(&mut breaker, Outcome::Success, at(40));
-    run(&mut breaker, Outcome::Failure, at(41));
-    assert_eq!(breaker.state(), State::Open);
+    run(&mut breaker, UpstreamOutcome::Success, at(40));
+    run(&mut breaker, UpstreamOutcome::Failure, at(41));
+    assert_eq!(breaker.state(), BreakerState::Open);
     let open = breaker.admit(&CONFIG, at(42)).unwrap_err();
     assert_eq!(open.remaining, Duration::from_secs(29));
-    // Successes from before do not count.
-    run(&mut breaker, Outcome::Success, at(80));
-    assert_eq!(breaker.state(), State::HalfOpen);
+    // Earlier successes do not count.
+    run(&mut breaker, UpstreamOutcome::Success, at(80));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
 }
 
 #[test]
-fn half_open_admits_a_bounded_number_of_probes() {
+fn half_open_breaker_admits_limited_probes() {
     let mut breaker = opened();
     let first = breaker.admit(&CONFIG, at(30)).unwrap();
     let _second = breaker.admit(&CONFIG, at(35)).unwrap();
     let open = breaker.admit(&CONFIG, at(40)).unwrap_err();
     assert_eq!(open.remaining, Duration::from_secs(20));
     assert_eq!(open.seconds(), 20);
-    breaker.settle(&CONFIG, first, Outcome::Abandoned, at(41));
-    assert_eq!(breaker.state(), State::HalfOpen);
+    breaker.settle(&CONFIG, first, UpstreamOutcome::Abandoned, at(41));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
     assert!(breaker.admit(&CONFIG, at(41)).is_ok());
     assert!(breaker.admit(&CONFIG, at(41)).is_err());
 }
 
 #[test]
-fn a_lost_probe_does_not_lock_it() {
+fn lost_probe_does_not_block_breaker() {
     let mut breaker = opened();
     let lost = breaker.admit(&CONFIG, at(30)).unwrap();
     drop(breaker.admit(&CONFIG, at(30)).unwrap());
     assert!(breaker.admit(&CONFIG, at(59)).is_err());
     let fresh = breaker.admit(&CONFIG, at(60)).unwrap();
-    // It comes back after all, and takes nobody's place with it.
-    breaker.settle(&CONFIG, lost, Outcome::Abandoned, at(61));
+    // The lost ticket is returned after all, and does not free the lease of another.
+    breaker.settle(&CONFIG, lost, UpstreamOutcome::Abandoned, at(61));
     let second = breaker.admit(&CONFIG, at(61)).unwrap();
     assert!(breaker.admit(&CONFIG, at(61)).is_err());
-    breaker.settle(&CONFIG, fresh, Outcome::Success, at(61));
-    breaker.settle(&CONFIG, second, Outcome::Success, at(61));
-    assert_eq!(breaker.state(), State::Closed);
+    breaker.settle(&CONFIG, fresh, UpstreamOutcome::Success, at(61));
+    breaker.settle(&CONFIG, second, UpstreamOutcome::Success, at(61));
+    assert_eq!(breaker.state(), BreakerState::Closed);
 }
 
 #[test]
-fn a_late_answer_of_a_probe_still_counts() {
+fn late_outcome_of_probe_still_counts() {
     for (outcome, state) in [
-        (Outcome::Success, State::Closed),
-        (Outcome::Failure, State::Open),
-        (Outcome::Abandoned, State::HalfOpen),
+        (UpstreamOutcome::Success, BreakerState::Closed),
+        (UpstreamOutcome::Failure, BreakerState::Open),
+        (UpstreamOutcome::Abandoned, BreakerState::HalfOpen),
     ] {
         let mut breaker = opened();
         let late = breaker.admit(&CONFIG, at(30)).unwrap();
         let other = breaker.admit(&CONFIG, at(70)).unwrap();
-        breaker.settle(&CONFIG, other, Outcome::Success, at(70));
+        breaker.settle(&CONFIG, other, UpstreamOutcome::Success, at(70));
         breaker.settle(&CONFIG, late, outcome, at(71));
         assert_eq!(breaker.state(), state, "{outcome:?}");
     }
 }
 
-/// One request a second, and every answer is good but takes longer than a lease.
+/// One request a second; all succeed but take longer than a lease.
 #[test]
-fn an_upstream_slower_than_its_recovery_closes_it_again() {
+fn upstream_slower_than_lease_still_closes_breaker() {
     for probes in [1, 2] {
         let config = BreakerConfig { probes, ..CONFIG };
         let mut breaker = opened();
@@ -128,49 +128,49 @@ fn an_upstream_slower_than_its_recovery_closes_it_again() {
         for second in 1..300 {
             if in_flight.front().is_some_and(|(_, due)| *due == second) {
                 let (ticket, _) = in_flight.pop_front().unwrap();
-                breaker.settle(&config, ticket, Outcome::Success, at(second));
+                breaker.settle(&config, ticket, UpstreamOutcome::Success, at(second));
             }
             if let Ok(ticket) = breaker.admit(&config, at(second)) {
                 in_flight.push_back((ticket, second + 40));
             }
         }
-        assert_eq!(breaker.state(), State::Closed, "{probes} probes");
+        assert_eq!(breaker.state(), BreakerState::Closed, "{probes} probes");
     }
 }
 
 #[test]
-fn a_ticket_of_another_breaker_changes_nothing() {
+fn ticket_of_another_breaker_is_ignored() {
     let mut breaker = opened();
     let mut other = opened_with(1);
     let foreign = other.admit(&CONFIG, at(30)).unwrap();
     let own = breaker.admit(&CONFIG, at(30)).unwrap();
-    breaker.settle(&CONFIG, foreign, Outcome::Failure, at(31));
-    assert_eq!(breaker.state(), State::HalfOpen);
-    breaker.settle(&CONFIG, own, Outcome::Failure, at(31));
-    assert_eq!(breaker.state(), State::Open);
+    breaker.settle(&CONFIG, foreign, UpstreamOutcome::Failure, at(31));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
+    breaker.settle(&CONFIG, own, UpstreamOutcome::Failure, at(31));
+    assert_eq!(breaker.state(), BreakerState::Open);
 }
 
 #[test]
-fn an_outcome_from_an_earlier_generation_changes_nothing() {
+fn outcome_of_earlier_generation_is_ignored() {
     let mut breaker = Breaker::new(0);
     let slow_failure = breaker.admit(&CONFIG, at(0)).unwrap();
     let slow_success = breaker.admit(&CONFIG, at(0)).unwrap();
     for _ in 0..3 {
-        run(&mut breaker, Outcome::Failure, at(0));
+        run(&mut breaker, UpstreamOutcome::Failure, at(0));
     }
     let probe = breaker.admit(&CONFIG, at(30)).unwrap();
-    breaker.settle(&CONFIG, slow_failure, Outcome::Failure, at(31));
-    assert_eq!(breaker.state(), State::HalfOpen);
-    breaker.settle(&CONFIG, slow_success, Outcome::Success, at(31));
-    breaker.settle(&CONFIG, probe, Outcome::Success, at(31));
-    assert_eq!(breaker.state(), State::HalfOpen);
+    breaker.settle(&CONFIG, slow_failure, UpstreamOutcome::Failure, at(31));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
+    breaker.settle(&CONFIG, slow_success, UpstreamOutcome::Success, at(31));
+    breaker.settle(&CONFIG, probe, UpstreamOutcome::Success, at(31));
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
 }
 
 #[test]
-fn what_we_refuse_ourselves_never_counts() {
+fn abandoned_request_never_counts() {
     let mut breaker = Breaker::new(0);
     for _ in 0..100 {
-        run(&mut breaker, Outcome::Abandoned, at(0));
+        run(&mut breaker, UpstreamOutcome::Abandoned, at(0));
     }
     assert!(breaker.is_idle());
     let mut breaker = opened();
@@ -178,13 +178,13 @@ fn what_we_refuse_ourselves_never_counts() {
         assert!(breaker.admit(&CONFIG, at(second)).is_err());
     }
     for _ in 0..100 {
-        run(&mut breaker, Outcome::Abandoned, at(30));
+        run(&mut breaker, UpstreamOutcome::Abandoned, at(30));
     }
-    assert_eq!(breaker.state(), State::HalfOpen);
+    assert_eq!(breaker.state(), BreakerState::HalfOpen);
 }
 
 #[test]
-fn a_shorter_recovery_after_a_reload_applies_at_once() {
+fn shorter_recovery_after_reload_applies_at_once() {
     let mut breaker = opened();
     let quick = BreakerConfig {
         recovery: Duration::from_secs(5),
@@ -195,10 +195,10 @@ fn a_shorter_recovery_after_a_reload_applies_at_once() {
 }
 
 #[test]
-fn a_clock_that_goes_back_never_keeps_it_open_for_longer() {
+fn clock_going_back_does_not_extend_open_time() {
     let mut breaker = Breaker::new(0);
     for _ in 0..3 {
-        run(&mut breaker, Outcome::Failure, at(1_000_000));
+        run(&mut breaker, UpstreamOutcome::Failure, at(1_000_000));
     }
     let open = breaker.admit(&CONFIG, at(10)).unwrap_err();
     assert_eq!(open.remaining, CONFIG.recovery);
@@ -209,19 +209,26 @@ fn a_clock_that_goes_back_never_keeps_it_open_for_longer() {
 #[test]
 fn state_at_is_half_open_once_recovery_has_passed() {
     let breaker = opened();
-    assert_eq!(breaker.state_at(&CONFIG, at(29)), State::Open);
-    assert_eq!(breaker.state_at(&CONFIG, at(30)), State::HalfOpen);
-    assert_eq!(breaker.state(), State::Open, "reading changes nothing");
-    assert_eq!(Breaker::new(0).state_at(&CONFIG, at(30)), State::Closed);
+    assert_eq!(breaker.state_at(&CONFIG, at(29)), BreakerState::Open);
+    assert_eq!(breaker.state_at(&CONFIG, at(30)), BreakerState::HalfOpen);
+    assert_eq!(
+        breaker.state(),
+        BreakerState::Open,
+        "state_at changes nothing"
+    );
+    assert_eq!(
+        Breaker::new(0).state_at(&CONFIG, at(30)),
+        BreakerState::Closed
+    );
 
     let mut breaker = opened();
-    run(&mut breaker, Outcome::Failure, at(30));
-    assert_eq!(breaker.state_at(&CONFIG, at(59)), State::Open);
-    assert_eq!(breaker.state_at(&CONFIG, at(60)), State::HalfOpen);
+    run(&mut breaker, UpstreamOutcome::Failure, at(30));
+    assert_eq!(breaker.state_at(&CONFIG, at(59)), BreakerState::Open);
+    assert_eq!(breaker.state_at(&CONFIG, at(60)), BreakerState::HalfOpen);
 }
 
 #[test]
-fn zeros_in_the_configuration_count_as_one() {
+fn zero_in_configuration_counts_as_one() {
     let zeros = BreakerConfig {
         failure_threshold: 0,
         recovery: Duration::ZERO,
@@ -230,33 +237,33 @@ fn zeros_in_the_configuration_count_as_one() {
     };
     let mut breaker = Breaker::new(0);
     let ticket = breaker.admit(&zeros, at(0)).unwrap();
-    breaker.settle(&zeros, ticket, Outcome::Failure, at(0));
-    assert_eq!(breaker.state(), State::Open);
+    breaker.settle(&zeros, ticket, UpstreamOutcome::Failure, at(0));
+    assert_eq!(breaker.state(), BreakerState::Open);
     let ticket = breaker.admit(&zeros, at(0)).unwrap();
     assert!(breaker.admit(&zeros, at(0)).is_err());
-    breaker.settle(&zeros, ticket, Outcome::Success, at(0));
-    assert_eq!(breaker.state(), State::Closed);
+    breaker.settle(&zeros, ticket, UpstreamOutcome::Success, at(0));
+    assert_eq!(breaker.state(), BreakerState::Closed);
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Ask,
-    Settle(usize, Outcome),
-    Lose(usize),
-    Pass(u64),
+    Admit,
+    Settle(usize, UpstreamOutcome),
+    LoseTicket(usize),
+    AdvanceTime(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let outcome = prop_oneof![
-        Just(Outcome::Success),
-        Just(Outcome::Failure),
-        Just(Outcome::Abandoned)
+        Just(UpstreamOutcome::Success),
+        Just(UpstreamOutcome::Failure),
+        Just(UpstreamOutcome::Abandoned)
     ];
     prop_oneof![
-        4 => Just(Step::Ask),
+        4 => Just(Step::Admit),
         4 => (0usize..8, outcome).prop_map(|(which, outcome)| Step::Settle(which, outcome)),
-        1 => (0usize..8).prop_map(Step::Lose),
-        2 => (0u64..20).prop_map(Step::Pass),
+        1 => (0usize..8).prop_map(Step::LoseTicket),
+        2 => (0u64..20).prop_map(Step::AdvanceTime),
     ]
 }
 
@@ -264,7 +271,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn the_invariants_hold_whatever_happens(steps in proptest::collection::vec(step(), 0..150)) {
+    fn invariants_hold_for_any_sequence(steps in proptest::collection::vec(step(), 0..150)) {
         let mut breaker = Breaker::new(0);
         let mut held: Vec<(Ticket, u64)> = Vec::new();
         let mut now = 0;
@@ -273,12 +280,12 @@ proptest! {
             let before = breaker.state();
             let reported = breaker.state_at(&CONFIG, at(now));
             match step {
-                Step::Ask => match breaker.admit(&CONFIG, at(now)) {
+                Step::Admit => match breaker.admit(&CONFIG, at(now)) {
                     Ok(ticket) => {
-                        // Open refuses until recovery has passed.
-                        prop_assert!(before != State::Open || now >= opened_at + 30);
+                        // An open breaker refuses until recovery has passed.
+                        prop_assert!(before != BreakerState::Open || now >= opened_at + 30);
                         prop_assert_eq!(breaker.state(), reported);
-                        prop_assert!(reported != State::Open);
+                        prop_assert!(reported != BreakerState::Open);
                         held.push((ticket, now));
                         let probing = held
                             .iter()
@@ -292,10 +299,10 @@ proptest! {
                         prop_assert!(probing <= 2);
                     }
                     Err(open) => {
-                        prop_assert!(before != State::Closed);
+                        prop_assert!(before != BreakerState::Closed);
                         prop_assert!(!open.remaining.is_zero());
                         prop_assert!(open.remaining <= CONFIG.recovery);
-                        // Asking changes nothing, and the time named is the truth.
+                        // A refused attempt changes nothing, and the reported time is right.
                         prop_assert_eq!(breaker.state(), before);
                         let mut later = breaker.clone();
                         prop_assert!(later.admit(&CONFIG, at(now) + open.remaining).is_ok());
@@ -304,39 +311,39 @@ proptest! {
                 Step::Settle(which, outcome) if !held.is_empty() => {
                     let (ticket, _) = held.swap_remove(which % held.len());
                     breaker.settle(&CONFIG, ticket, outcome, at(now));
-                    // Our own refusals never count.
-                    if outcome == Outcome::Abandoned {
+                    // Abandoned requests never count.
+                    if outcome == UpstreamOutcome::Abandoned {
                         prop_assert_eq!(breaker.state(), before);
                     }
-                    if outcome == Outcome::Success {
-                        prop_assert!(breaker.state() != State::Open || before == State::Open);
+                    if outcome == UpstreamOutcome::Success {
+                        prop_assert!(breaker.state() != BreakerState::Open || before == BreakerState::Open);
                     }
                 }
-                Step::Lose(which) if !held.is_empty() => {
+                Step::LoseTicket(which) if !held.is_empty() => {
                     drop(held.swap_remove(which % held.len()));
                 }
-                Step::Pass(seconds) => now += seconds,
-                Step::Settle(..) | Step::Lose(_) => {}
+                Step::AdvanceTime(seconds) => now += seconds,
+                Step::Settle(..) | Step::LoseTicket(_) => {}
             }
-            if before != State::Open && breaker.state() == State::Open {
+            if before != BreakerState::Open && breaker.state() == BreakerState::Open {
                 opened_at = now;
             }
         }
-        // However it got here, it can close again.
+        // The breaker can close again from any state.
         now += 60;
         for _ in 0..2 {
-            run(&mut breaker, Outcome::Success, at(now));
+            run(&mut breaker, UpstreamOutcome::Success, at(now));
         }
-        prop_assert_eq!(breaker.state(), State::Closed);
+        prop_assert_eq!(breaker.state(), BreakerState::Closed);
     }
 
     #[test]
-    fn no_jump_of_the_clock_panics(moments in proptest::collection::vec(any::<u64>(), 0..40)) {
+    fn clock_jumps_never_panic(moments in proptest::collection::vec(any::<u64>(), 0..40)) {
         let mut breaker = Breaker::new(0);
         for nanos in moments {
             let now = Tick::from_nanos(nanos);
             match breaker.admit(&CONFIG, now) {
-                Ok(ticket) => breaker.settle(&CONFIG, ticket, Outcome::Failure, now),
+                Ok(ticket) => breaker.settle(&CONFIG, ticket, UpstreamOutcome::Failure, now),
                 Err(open) => prop_assert!(open.remaining <= CONFIG.recovery),
             }
         }

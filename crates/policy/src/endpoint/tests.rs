@@ -38,7 +38,7 @@ fn check_covers(pattern_text: &str, yes: &[&str], no: &[&str]) {
 }
 
 #[test]
-fn one_star_is_one_segment_and_two_are_any_number() {
+fn star_matches_one_segment_and_double_star_any_number() {
     check_covers("/*", &["/a", "/.a", "/*"], &["/", "/a/", "/a/b"]);
     check_covers("/**", &["/", "/a", "/a/", "/a/b", "/a/b/c/"], &[]);
     check_covers("/", &["/"], &["/a"]);
@@ -59,7 +59,7 @@ fn one_star_is_one_segment_and_two_are_any_number() {
 }
 
 #[test]
-fn a_star_inside_a_segment_is_any_run_of_characters() {
+fn star_inside_segment_matches_any_run_of_characters() {
     check_covers(
         "/v*/x",
         &["/v1/x", "/v/x", "/v123/x"],
@@ -73,7 +73,7 @@ fn a_star_inside_a_segment_is_any_run_of_characters() {
 }
 
 #[test]
-fn an_allow_takes_the_trailing_slash_literally_and_a_deny_ignores_it() {
+fn trailing_slash_is_literal_for_allow_and_ignored_for_deny() {
     check_covers("/a", &["/a"], &["/a/"]);
     check_covers("/a/", &["/a/"], &["/a"]);
     check_covers("/a/**/", &["/a/", "/a/b/"], &["/a", "/a/b"]);
@@ -82,7 +82,7 @@ fn an_allow_takes_the_trailing_slash_literally_and_a_deny_ignores_it() {
 }
 
 #[test]
-fn an_encoded_slash_must_be_allowed_in_both_readings_and_is_denied_in_either() {
+fn encoded_slash_is_allowed_in_both_readings_and_denied_in_either() {
     let scoped = path("/@s%2Fp");
     for (text, covers, touches) in [
         ("/@s%2Fp", true, true),
@@ -109,11 +109,11 @@ fn an_encoded_slash_must_be_allowed_in_both_readings_and_is_denied_in_either() {
 }
 
 #[test]
-fn a_path_parameter_hides_nothing_from_a_deny() {
+fn path_parameter_does_not_bypass_deny() {
     assert!(pattern("/admin/**").touches(&path("/admin;x=1/users")));
     assert!(pattern("/admin").touches(&path("/admin%3Bx")));
     assert!(pattern("/a/b").touches(&path("/a%2Fb;y")));
-    // Servers that drop parameters before and after they split disagree about these.
+    // Servers that drop parameters before they split read these differently from others.
     for hidden in ["/admin;x%2Fb/users%2Fdelete", "/a;x%2Fb;y", "/a;x/b%3Bc"] {
         assert!(CleanPath::parse(hidden).is_err(), "{hidden}");
     }
@@ -125,7 +125,7 @@ fn a_path_parameter_hides_nothing_from_a_deny() {
 }
 
 #[test]
-fn a_malformed_pattern_is_refused_with_the_reason() {
+fn malformed_pattern_is_rejected_with_reason() {
     use BadPattern as B;
     for (text, why) in [
         ("", B::NotAbsolute),
@@ -186,7 +186,7 @@ fn methods_are_compared_exactly() {
 }
 
 #[test]
-fn the_first_matching_deny_wins_and_then_an_allow_must_match() {
+fn first_matching_deny_wins_and_then_allow_must_match() {
     let rules = EndpointRules {
         allow: vec![rule(&["GET"], &["/**"]), rule(&["POST"], &["/a"])],
         deny: vec![
@@ -236,14 +236,14 @@ fn the_first_matching_deny_wins_and_then_an_allow_must_match() {
 }
 
 #[test]
-fn a_hostile_pattern_and_path_take_polynomial_time() {
+fn hostile_pattern_and_path_take_polynomial_time() {
     let stars = format!("/{}b", "a*".repeat(200));
     assert!(!pattern(&stars).covers(&path(&format!("/{}", "a".repeat(4_000)))));
     let many = format!("{}/b", "/**/a".repeat(200));
     assert!(!pattern(&many).covers(&path(&"/a".repeat(2_000))));
 }
 
-/// The rule as one would write it on paper: recursive and slow.
+/// A simple recursive implementation of matching, for comparison.
 fn naive(pattern: &[&str], path: &[&str]) -> bool {
     fn glob(pattern: &[u8], text: &[u8]) -> bool {
         match pattern {
@@ -267,7 +267,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn matching_agrees_with_the_naive_rule(
+    fn matching_agrees_with_naive_implementation(
         wanted in proptest::collection::vec(prop_oneof![Just("**".to_owned()), Just("*".to_owned()), "[ab](\\*[ab]){0,2}\\*?"], 0..6),
         given in proptest::collection::vec("[ab]{1,4}", 0..6),
     ) {
@@ -280,7 +280,7 @@ proptest! {
     }
 
     #[test]
-    fn what_an_allow_covers_a_deny_touches(
+    fn covered_path_is_also_touched(
         wanted in "/([ab*;]|%2F|/){0,10}",
         given in "/([ab;]|%2F|/){0,10}",
     ) {
@@ -290,7 +290,7 @@ proptest! {
     }
 
     #[test]
-    fn parsing_a_pattern_never_panics(text in "/?\\PC{0,20}|/[%*/.;2Fa]{0,12}") {
+    fn parsing_pattern_never_panics(text in "/?\\PC{0,20}|/[%*/.;2Fa]{0,12}") {
         let _ = PathPattern::parse(&text);
     }
 }

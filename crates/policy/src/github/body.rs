@@ -1,7 +1,7 @@
-//! Bodies that a rule has to read.
+//! Request bodies that a rule depends on.
 //!
-//! A body is read as strictly as can be: JSON that repeats a key, or text that some server
-//! would take for a form, could mean one thing here and another there.
+//! Bodies are parsed strictly: JSON with duplicate keys, or text that some server would parse as a
+//! form, could have another meaning for the server than for the gate.
 
 use std::fmt;
 
@@ -13,19 +13,19 @@ use crate::verdict::Denial;
 use super::table::Rule;
 use super::{GithubRequest, refuse, refuse_named};
 
-/// How deep a body may nest.
-const DEEPEST: usize = 32;
+/// Maximum nesting of a body.
+const MAX_DEPTH: usize = 32;
 
-/// What a rule has to see of a body.
+/// The requirements of a rule for a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// Nothing: the path says it all.
+    /// None: the path alone decides, and the body is not read.
     Unread,
-    /// These keys and no others.
+    /// Only these keys.
     Keys(&'static [&'static str]),
-    /// These keys, and with the rule `close` those that close and reopen.
+    /// These keys, and with the rule `close` also those that close and reopen.
     Edit(&'static [&'static str]),
-    /// These keys, and an event that must be COMMENT without the rule `review-verdicts`.
+    /// These keys and `event`, which must be COMMENT unless the rule `review-verdicts` is enabled.
     Review(&'static [&'static str]),
 }
 
@@ -63,7 +63,7 @@ impl Body {
     pub(super) const REVIEW: Body = Body::Review(&["commit_id", "body", "comments"]);
     pub(super) const REVIEW_EVENT: Body = Body::Review(&["body"]);
 
-    /// Checks the body of `request`, which the rule called `rule` opened.
+    /// Checks the body of `request`, which the rule `rule` allows by its path.
     pub(super) fn check(
         self,
         rule: &str,
@@ -87,7 +87,7 @@ impl Body {
                     return Err(refuse(
                         rule,
                         format!(
-                            "The body has a field that is not known here. Known are {}.",
+                            "The body has an unknown field. Allowed fields: {}.",
                             known.join(", ")
                         ),
                     ));
@@ -108,9 +108,9 @@ impl Body {
     }
 }
 
-/// Refuses a write that some server could read in another way: as a form, which may name
-/// another method, or with fields from the query.
-pub(super) fn check_carriage(request: &GithubRequest<'_>, rule: &Rule) -> Result<(), Denial> {
+/// Refuses a write that a server could parse in another way: as a form, which may override the
+/// method, or with fields of the query.
+pub(super) fn check_encoding(request: &GithubRequest<'_>, rule: &Rule) -> Result<(), Denial> {
     let is_clear = match request.content_type {
         Some(kind) => is_json(kind),
         None => !rule.is_default || request.method.as_str() == "DELETE",
@@ -118,19 +118,19 @@ pub(super) fn check_carriage(request: &GithubRequest<'_>, rule: &Rule) -> Result
     if !is_clear {
         return Err(refuse(
             rule.name,
-            "The body must be JSON and say so: send Content-Type: application/json.",
+            "The body must be JSON, with the header Content-Type: application/json.",
         ));
     }
     if rule.is_default && request.path.query().is_some() {
         return Err(refuse(
             rule.name,
-            "A write must not carry a query string. Put the fields into the JSON body.",
+            "A write must not have a query string. Put the fields into the JSON body.",
         ));
     }
     Ok(())
 }
 
-/// The body as a JSON object.
+/// Parses the body, which must be a JSON object.
 pub(super) fn read_object(
     rule: &str,
     request: &GithubRequest<'_>,
@@ -138,31 +138,31 @@ pub(super) fn read_object(
     if !request.content_type.is_some_and(is_json) {
         return Err(refuse(
             rule,
-            "The body must be JSON and say so: send Content-Type: application/json.",
+            "The body must be JSON, with the header Content-Type: application/json.",
         ));
     }
     let Some(bytes) = request.body else {
         return Err(refuse(
             rule,
-            "This request is judged by its body, which is missing or too large to be read.",
+            "This request is decided by its body, which is missing or too large.",
         ));
     };
     match read_strictly(bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(Value::Array(_)) => Err(refuse(
             rule,
-            "A batch is not judged. Send its requests one at a time.",
+            "Batches are not supported. Send the requests one at a time.",
         )),
         Ok(_) => Err(refuse(rule, "The body must be a JSON object.")),
         Err(_) => Err(refuse(
             rule,
-            "The body must be JSON that everybody reads alike: no repeated keys, nested at \
-             most 32 deep, nothing behind the end.",
+            "The body must be unambiguous JSON: no duplicate keys, at most 32 levels of nesting, \
+             nothing after the end.",
         )),
     }
 }
 
-/// `application/json` or a media type built on it, in UTF-8.
+/// Whether the content type is `application/json` or `application/…+json`, in UTF-8.
 fn is_json(content_type: &str) -> bool {
     let lower = content_type.to_ascii_lowercase();
     let (kind, parameters) = lower.split_once(';').unwrap_or((&lower, ""));
@@ -177,12 +177,12 @@ fn is_json(content_type: &str) -> bool {
 
 fn read_strictly(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = Strict { left: DEEPEST }.deserialize(&mut reader)?;
+    let value = Strict { left: MAX_DEPTH }.deserialize(&mut reader)?;
     reader.end()?;
     Ok(value)
 }
 
-/// Reads a value that repeats no key and nests no deeper than is left.
+/// Deserializer of a value without duplicate keys, with at most `left` levels of nesting.
 #[derive(Clone, Copy)]
 struct Strict {
     left: usize,
@@ -191,7 +191,7 @@ struct Strict {
 impl Strict {
     fn below<E: Error>(self) -> Result<Self, E> {
         let left = self.left.checked_sub(1);
-        let left = left.ok_or_else(|| E::custom("nested too deep"))?;
+        let left = left.ok_or_else(|| E::custom("nested too deeply"))?;
         Ok(Self { left })
     }
 }
@@ -254,7 +254,7 @@ impl<'de> Visitor<'de> for Strict {
         while let Some(key) = entries.next_key::<String>()? {
             let value = entries.next_value_seed(below)?;
             if map.insert(key, value).is_some() {
-                return Err(Error::custom("a key is repeated"));
+                return Err(Error::custom("duplicate key"));
             }
         }
         Ok(Value::Object(map))

@@ -1,20 +1,20 @@
-//! A GraphQL document, reduced to what can be judged.
+//! Strict parser of GraphQL documents.
 //!
-//! apollo-parser reads it. It is built for editors: it mends what is broken and goes on.
-//! So a document with a single error is refused, and its tree is taken over node by node;
-//! a node that is not expected where it stands refuses the document too.
+//! It uses apollo-parser, which is built for editors and recovers from errors. So a document with
+//! any error is refused, and its syntax tree is converted node by node; an unexpected node refuses
+//! the document too.
 
 use std::collections::BTreeMap;
 
 use apollo_parser::cst::CstNode;
 use apollo_parser::{Lexer, Parser, SyntaxKind, SyntaxNode, TokenKind};
 
-/// How many tokens a document may have; the largest of the common clients' have hundreds.
-const MOST_TOKENS: usize = 10_000;
-/// How deep brackets may nest.
-const DEEPEST: usize = 48;
+/// Maximum number of tokens of a document; the largest ones of common clients have hundreds.
+const MAX_TOKENS: usize = 10_000;
+/// Maximum nesting of brackets.
+const MAX_DEPTH: usize = 48;
 
-/// What a client may run.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) struct Document {
     pub(super) operations: Vec<Operation>,
@@ -37,7 +37,7 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) enum Selection {
     Field(Field),
-    /// `... on Type { }`: the same place, seen as another type.
+    /// `... on Type { }`: selections on the same object, as another type.
     Inline(Vec<Selection>),
     /// `...Name`.
     Spread(String),
@@ -45,7 +45,7 @@ pub(super) enum Selection {
 
 #[derive(Debug)]
 pub(super) struct Field {
-    /// The name; what the client calls the answer (an alias) does not matter.
+    /// The name of the field; its alias is ignored.
     pub(super) name: String,
     pub(super) arguments: Vec<(String, Literal)>,
     pub(super) selections: Vec<Selection>,
@@ -56,24 +56,24 @@ pub(super) struct Field {
 pub(super) enum Literal {
     /// A string without escapes.
     Text(String),
-    /// An enum's word.
-    Word(String),
+    /// A value of an enum.
+    Enum(String),
     Variable(String),
     Object(Vec<(String, Literal)>),
-    /// Everything that no rule looks into.
+    /// Any other value, which no rule depends on.
     Other,
 }
 
-/// Why a document is refused before anything in it is judged.
+/// Why a document cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum BadDocument {
     #[error("the document is not GraphQL")]
     Syntax,
     #[error("the document is too large or nests too deep")]
     TooLarge,
-    #[error("the document holds a block string or a control character: put text into variables")]
+    #[error("the document contains a block string or a control character: use variables for text")]
     Text,
-    #[error("only queries, mutations and fragments are judged, with @include and @skip")]
+    #[error("only queries, mutations and fragments are supported, with @include and @skip")]
     Unknown,
     #[error("a name is used twice")]
     Repeated,
@@ -83,10 +83,10 @@ impl Document {
     pub(super) fn parse(text: &str) -> Result<Self, BadDocument> {
         check_text(text)?;
         check_size(text)?;
-        // The limits were checked already: the parser must not stop half-way through.
+        // The limits were checked before, so the parser's own limits must not be reached.
         let tree = Parser::new(text)
-            .recursion_limit(4 * DEEPEST)
-            .token_limit(2 * MOST_TOKENS)
+            .recursion_limit(4 * MAX_DEPTH)
+            .token_limit(2 * MAX_TOKENS)
             .parse();
         if tree.errors().next().is_some() {
             return Err(BadDocument::Syntax);
@@ -116,8 +116,9 @@ impl Document {
     }
 }
 
-/// Lexers differ on where a block string ends and on which characters end a line (and with
-/// it a comment). What follows would be text to one of them and fields to another.
+/// Refuses characters that lexers treat differently: they disagree on where a block string ends and
+/// on which characters end a line, and with it a comment. One lexer would read the rest as text,
+/// another as fields.
 fn check_text(text: &str) -> Result<(), BadDocument> {
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
@@ -148,7 +149,7 @@ fn check_size(text: &str) -> Result<(), BadDocument> {
             }
             _ => {}
         }
-        if depth > DEEPEST || count >= MOST_TOKENS {
+        if depth > MAX_DEPTH || count >= MAX_TOKENS {
             return Err(BadDocument::TooLarge);
         }
     }
@@ -161,7 +162,7 @@ fn read_operation(node: &SyntaxNode) -> Result<Operation, BadDocument> {
     for child in node.children() {
         match child.kind() {
             SyntaxKind::OPERATION_TYPE => {
-                kind = match words(&child).as_str() {
+                kind = match node_text(&child).as_str() {
                     "query" => Kind::Query,
                     "mutation" => Kind::Mutation,
                     "subscription" => Kind::Subscription,
@@ -170,7 +171,7 @@ fn read_operation(node: &SyntaxNode) -> Result<Operation, BadDocument> {
             }
             SyntaxKind::NAME => {}
             SyntaxKind::VARIABLE_DEFINITIONS => check_definitions(&child)?,
-            SyntaxKind::SELECTION_SET => once(&mut selections, read_selections(&child)?)?,
+            SyntaxKind::SELECTION_SET => set_once(&mut selections, read_selections(&child)?)?,
             _ => return Err(BadDocument::Unknown),
         }
     }
@@ -180,7 +181,7 @@ fn read_operation(node: &SyntaxNode) -> Result<Operation, BadDocument> {
     })
 }
 
-/// A variable's value is what the request says, so its type and default are not looked at.
+/// Checks variable definitions. Types and defaults are ignored: only values in the request count.
 fn check_definitions(node: &SyntaxNode) -> Result<(), BadDocument> {
     let mut directives = node.descendants().map(|node| node.kind());
     if directives.any(|kind| kind == SyntaxKind::DIRECTIVE) {
@@ -193,9 +194,9 @@ fn read_fragment(node: &SyntaxNode) -> Result<(String, Vec<Selection>), BadDocum
     let (mut name, mut selections) = (None, None);
     for child in node.children() {
         match child.kind() {
-            SyntaxKind::FRAGMENT_NAME => once(&mut name, words(&child))?,
+            SyntaxKind::FRAGMENT_NAME => set_once(&mut name, node_text(&child))?,
             SyntaxKind::TYPE_CONDITION => {}
-            SyntaxKind::SELECTION_SET => once(&mut selections, read_selections(&child)?)?,
+            SyntaxKind::SELECTION_SET => set_once(&mut selections, read_selections(&child)?)?,
             _ => return Err(BadDocument::Unknown),
         }
     }
@@ -218,16 +219,16 @@ fn read_selection(node: &SyntaxNode) -> Result<Selection, BadDocument> {
             | (SyntaxKind::INLINE_FRAGMENT, SyntaxKind::TYPE_CONDITION) => {}
             (SyntaxKind::FIELD, SyntaxKind::NAME)
             | (SyntaxKind::FRAGMENT_SPREAD, SyntaxKind::FRAGMENT_NAME) => {
-                once(&mut name, words(&child))?;
+                set_once(&mut name, node_text(&child))?;
             }
             (SyntaxKind::FIELD, SyntaxKind::ARGUMENTS) => {
                 for argument in child.children() {
                     let argument = read_named(&argument, SyntaxKind::ARGUMENT)?;
-                    push_once(&mut arguments, argument)?;
+                    push_unique(&mut arguments, argument)?;
                 }
             }
             (SyntaxKind::FIELD | SyntaxKind::INLINE_FRAGMENT, SyntaxKind::SELECTION_SET) => {
-                once(&mut selections, read_selections(&child)?)?;
+                set_once(&mut selections, read_selections(&child)?)?;
             }
             (_, SyntaxKind::DIRECTIVES) => check_directives(&child)?,
             _ => return Err(BadDocument::Unknown),
@@ -248,12 +249,12 @@ fn read_selection(node: &SyntaxNode) -> Result<Selection, BadDocument> {
     }
 }
 
-/// `@include` and `@skip` only take away.
+/// Allows only `@include` and `@skip`, which only remove selections.
 fn check_directives(node: &SyntaxNode) -> Result<(), BadDocument> {
     for directive in node.children() {
         let mut names = directive.children();
         let name = names.find(|child| child.kind() == SyntaxKind::NAME);
-        let name = name.map(|name| words(&name));
+        let name = name.map(|name| node_text(&name));
         if !matches!(name.as_deref(), Some("include" | "skip")) {
             return Err(BadDocument::Unknown);
         }
@@ -261,14 +262,14 @@ fn check_directives(node: &SyntaxNode) -> Result<(), BadDocument> {
     Ok(())
 }
 
-/// `name: value`.
+/// Reads `name: value`.
 fn read_named(node: &SyntaxNode, kind: SyntaxKind) -> Result<(String, Literal), BadDocument> {
     let mut parts = node.children();
     match (parts.next(), parts.next(), parts.next()) {
         (Some(name), Some(value), None)
             if node.kind() == kind && name.kind() == SyntaxKind::NAME =>
         {
-            Ok((words(&name), read_literal(&value)?))
+            Ok((node_text(&name), read_literal(&value)?))
         }
         _ => Err(BadDocument::Unknown),
     }
@@ -277,23 +278,23 @@ fn read_named(node: &SyntaxNode, kind: SyntaxKind) -> Result<(String, Literal), 
 fn read_literal(node: &SyntaxNode) -> Result<Literal, BadDocument> {
     Ok(match node.kind() {
         SyntaxKind::STRING_VALUE => {
-            let quoted = words(node);
+            let quoted = node_text(node);
             let text = quoted.strip_prefix('"').and_then(|t| t.strip_suffix('"'));
             match text {
                 Some(text) if !text.contains(['\\', '"']) => Literal::Text(text.to_owned()),
                 _ => Literal::Other,
             }
         }
-        SyntaxKind::ENUM_VALUE => Literal::Word(words(node)),
+        SyntaxKind::ENUM_VALUE => Literal::Enum(node_text(node)),
         SyntaxKind::VARIABLE => {
-            let written = words(node);
+            let written = node_text(node);
             let name = written.strip_prefix('$').ok_or(BadDocument::Syntax)?;
             Literal::Variable(name.to_owned())
         }
         SyntaxKind::OBJECT_VALUE => {
             let mut fields = Vec::new();
             for field in node.children() {
-                push_once(&mut fields, read_named(&field, SyntaxKind::OBJECT_FIELD)?)?;
+                push_unique(&mut fields, read_named(&field, SyntaxKind::OBJECT_FIELD)?)?;
             }
             Literal::Object(fields)
         }
@@ -306,14 +307,14 @@ fn read_literal(node: &SyntaxNode) -> Result<Literal, BadDocument> {
     })
 }
 
-fn once<T>(place: &mut Option<T>, value: T) -> Result<(), BadDocument> {
-    match place.replace(value) {
+fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), BadDocument> {
+    match slot.replace(value) {
         None => Ok(()),
         Some(_) => Err(BadDocument::Syntax),
     }
 }
 
-fn push_once(
+fn push_unique(
     list: &mut Vec<(String, Literal)>,
     entry: (String, Literal),
 ) -> Result<(), BadDocument> {
@@ -324,8 +325,8 @@ fn push_once(
     Ok(())
 }
 
-/// What is written in a node, without white space and comments.
-fn words(node: &SyntaxNode) -> String {
+/// The text of a node without white space, commas and comments.
+fn node_text(node: &SyntaxNode) -> String {
     let ignored = [
         SyntaxKind::WHITESPACE,
         SyntaxKind::COMMENT,

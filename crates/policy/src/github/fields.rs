@@ -1,68 +1,71 @@
-//! Where a GraphQL query may go from a registered repository.
+//! The GraphQL fields that a query may select, by scope.
 //!
-//! Types are not known here, only names, so fields are listed by place, and what is not
-//! listed is refused. The danger is a way out: an object that leads to other repositories
-//! (`owner.repositories`, `forks`), shows them (`timelineItems`, `closingIssuesReferences`,
-//! which an agent can fill by writing 'Closes other/repo#1'), or carries a secret
-//! (`tempCloneToken`).
+//! The schema's types are not used, only names, so fields are listed by scope, and a field that is
+//! not listed is refused. Excluded are fields that lead to other repositories
+//! (`owner.repositories`, `forks`), show their content (`timelineItems`, and
+//! `closingIssuesReferences`, which an agent can fill by writing 'Closes other/repo#1'), or contain
+//! a secret (`tempCloneToken`).
 //!
 //! ```text
 //! Repository ─▶ Inside ─▶ Inside     issues, pull requests, commits, files, checks
-//!      └──────────┼─────▶ Card       people, teams, repositories: who it is and no more
-//!                 └─────▶ Board      projects: what they are called and no more
+//!      └──────────┼─────▶ Card       people, teams, repositories: identity only
+//!                 └─────▶ Board      projects: names only
 //! ```
 
-/// Where a selection stands.
+/// The kind of object that a selection is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// On the repository itself.
+pub(super) enum SelectionScope {
+    /// The registered repository.
     Repository,
-    /// On something in it.
+    /// An object in the repository.
     Inside,
-    /// On somebody, or on another repository, of whom only the name is shown.
+    /// A person, team or other repository, with its identity only.
     Card,
-    /// On a project that something is part of, which need not be the repository's own.
+    /// A project, possibly of another repository, with its name only.
     Board,
-    /// On what a mutation answers.
+    /// The result of a mutation.
     Payload,
-    /// On the token's owner.
+    /// The token's owner.
     Viewer,
-    /// On the rate limit.
+    /// The rate limit.
     Counters,
-    /// On the schema, which is public.
+    /// The schema, which is public.
     Schema,
 }
 
-impl Place {
-    /// Where `field` leads from here; nowhere if it is not listed.
-    pub(super) fn step(self, field: &str) -> Option<Place> {
+impl SelectionScope {
+    /// The scope of the selections of `field`; none if the field is not listed.
+    pub(super) fn step(self, field: &str) -> Option<SelectionScope> {
         if field == "__typename" {
             return Some(self);
         }
-        let lists: &[(&[&str], Place)] = match self {
-            Place::Repository => &[
-                (PEOPLE, Place::Card),
-                (REPOSITORY_PEOPLE, Place::Card),
-                (REPOSITORY, Place::Inside),
+        let lists: &[(&[&str], SelectionScope)] = match self {
+            SelectionScope::Repository => &[
+                (PEOPLE, SelectionScope::Card),
+                (REPOSITORY_PEOPLE, SelectionScope::Card),
+                (REPOSITORY, SelectionScope::Inside),
             ],
-            Place::Inside => &[
-                (PEOPLE, Place::Card),
-                (&["projectCards", "projectItems"], Place::Board),
-                (INSIDE, Place::Inside),
+            SelectionScope::Inside => &[
+                (PEOPLE, SelectionScope::Card),
+                (&["projectCards", "projectItems"], SelectionScope::Board),
+                (INSIDE, SelectionScope::Inside),
             ],
-            Place::Board => &[(BOARD, Place::Board)],
-            Place::Card => &[(CARD, Place::Card)],
-            Place::Payload => &[(&["subject"], Place::Card), (PAYLOAD, Place::Inside)],
-            Place::Viewer => &[(VIEWER, Place::Viewer)],
-            Place::Counters => &[(COUNTERS, Place::Counters)],
-            Place::Schema => &[(SCHEMA, Place::Schema)],
+            SelectionScope::Board => &[(BOARD, SelectionScope::Board)],
+            SelectionScope::Card => &[(CARD, SelectionScope::Card)],
+            SelectionScope::Payload => &[
+                (&["subject"], SelectionScope::Card),
+                (PAYLOAD, SelectionScope::Inside),
+            ],
+            SelectionScope::Viewer => &[(VIEWER, SelectionScope::Viewer)],
+            SelectionScope::Counters => &[(COUNTERS, SelectionScope::Counters)],
+            SelectionScope::Schema => &[(SCHEMA, SelectionScope::Schema)],
         };
-        let (_, place) = lists.iter().find(|(list, _)| list.contains(&field))?;
-        Some(*place)
+        let (_, scope) = lists.iter().find(|(list, _)| list.contains(&field))?;
+        Some(*scope)
     }
 }
 
-/// Directly on the repository.
+/// Fields of the repository.
 const REPOSITORY: &[&str] = &[
     "archivedAt",
     "autoMergeAllowed",
@@ -134,7 +137,7 @@ const REPOSITORY: &[&str] = &[
     "visibility",
 ];
 
-/// People and repositories that only a repository has.
+/// Fields of the repository that are people or repositories.
 const REPOSITORY_PEOPLE: &[&str] = &[
     "assignableUsers",
     "mentionableUsers",
@@ -143,7 +146,7 @@ const REPOSITORY_PEOPLE: &[&str] = &[
     "watchers",
 ];
 
-/// People, teams, Apps and repositories.
+/// Fields that are people, teams, Apps or repositories.
 const PEOPLE: &[&str] = &[
     "actor",
     "app",
@@ -171,7 +174,7 @@ const PEOPLE: &[&str] = &[
     "users",
 ];
 
-/// Who it is.
+/// Fields of people, teams and other repositories: their identity.
 const CARD: &[&str] = &[
     "asCodeOwner",
     "avatarUrl",
@@ -208,7 +211,7 @@ const CARD: &[&str] = &[
     "viewerPermission",
 ];
 
-/// What a project is called, and where on it something stands.
+/// Fields of projects: names and columns.
 const BOARD: &[&str] = &[
     "column",
     "cursor",
@@ -227,7 +230,8 @@ const BOARD: &[&str] = &[
     "totalCount",
 ];
 
-/// In the repository: issues, pull requests, commits, trees, refs, releases, checks.
+/// Fields of objects in the repository: issues, pull requests, commits, trees, refs, releases,
+/// checks.
 const INSIDE: &[&str] = &[
     "abbreviatedOid",
     "about",

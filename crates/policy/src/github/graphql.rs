@@ -1,8 +1,8 @@
-//! What a GraphQL request may ask.
+//! GraphQL rules: which queries and mutations are allowed.
 //!
-//! Every operation of a document is judged, whichever the request names. Queries start at
-//! `repository(owner, name)` of the registered set and go where [`Place`] lets them.
-//! Fragments are followed wherever they are spread, and judged there.
+//! Every operation of a document is checked, not only the one that the request names. Queries start
+//! at `repository(owner, name)` of a registered repository and may select the fields that
+//! [`SelectionScope`] lists. Fragments are checked at every place where they are spread.
 
 use std::collections::BTreeSet;
 
@@ -12,33 +12,33 @@ use crate::verdict::Denial;
 
 use super::body::read_object;
 use super::document::{Document, Field, Kind, Literal, Operation, Selection};
-use super::fields::Place;
+use super::fields::SelectionScope;
 use super::{GithubRequest, is_named, refuse, refuse_named};
 
 const READ: &str = "graphql-read";
 const MUTATE: &str = "graphql-mutations";
 
-/// How often a selection may be looked at, fragments counted wherever they are spread.
-const MOST_STEPS: usize = 20_000;
-/// How deep selections may nest, fragments followed.
-const DEEPEST: usize = 48;
+/// Maximum number of checked selections; fragments count each time they are spread.
+const MAX_STEPS: usize = 20_000;
+/// Maximum nesting of selections, including fragments.
+const MAX_DEPTH: usize = 48;
 
-/// A mutation that may be asked for.
+/// An allowed mutation.
 struct Mutation {
     name: &'static str,
-    /// The rule it needs beside `graphql-mutations`.
+    /// The rule that it needs in addition to `graphql-mutations`.
     needs: Option<&'static str>,
     input: Input,
 }
 
-/// What of a mutation's input decides.
+/// The requirements for a mutation's input.
 #[derive(Clone, Copy)]
 enum Input {
-    /// Nothing.
+    /// None.
     Any,
-    /// No other keys than these; `state` with the rule `close`.
+    /// Only these keys; `state` only with the rule `close`.
     Only(&'static [&'static str]),
-    /// The event must be COMMENT without the rule `review-verdicts`.
+    /// The event must be COMMENT unless the rule `review-verdicts` is enabled.
     Review,
 }
 
@@ -165,7 +165,7 @@ const MUTATIONS: &[Mutation] = &[
     mutation_of("unarchiveRepository", "settings"),
 ];
 
-/// Decides, and names the rule that allows.
+/// Decides about a GraphQL request, and returns the rule that allows it.
 pub(super) fn judge(
     request: &GithubRequest<'_>,
     is_on: impl Fn(&str) -> bool,
@@ -182,7 +182,7 @@ pub(super) fn judge(
                 return Err(refuse(
                     READ,
                     "A GraphQL body has a 'query' and may have an object of 'variables' and an \
-                     'operationName'; persisted queries and extensions are not judged.",
+                     'operationName'; persisted queries and extensions are not supported.",
                 ));
             }
         }
@@ -190,19 +190,19 @@ pub(super) fn judge(
     let Some(text) = text else {
         return Err(refuse(
             READ,
-            "The body has no 'query'. Persisted queries are not judged: send the document.",
+            "The body has no 'query'. Persisted queries are not supported: send the document.",
         ));
     };
     let document = Document::parse(text)
-        .map_err(|why| refuse(READ, format!("GraphQL that cannot be judged: {why}.")))?;
+        .map_err(|why| refuse(READ, format!("The GraphQL document is refused: {why}.")))?;
     let empty = Map::new();
-    let mut walk = Walk {
+    let mut check = DocumentCheck {
         request,
         document: &document,
         variables: variables.unwrap_or(&empty),
         is_on: &is_on,
-        trail: Vec::new(),
-        seen: BTreeSet::new(),
+        open_fragments: Vec::new(),
+        used_fragments: BTreeSet::new(),
         steps: 0,
     };
     let mut rule = READ;
@@ -210,35 +210,35 @@ pub(super) fn judge(
         if operation.kind == Kind::Mutation {
             rule = MUTATE;
         }
-        walk.operation(operation)?;
+        check.operation(operation)?;
     }
-    if walk.seen.len() < document.fragments.len() {
-        return Err(refuse(READ, "A fragment is never spread. Take it out."));
+    if check.used_fragments.len() < document.fragments.len() {
+        return Err(refuse(READ, "A fragment is never used. Remove it."));
     }
     Ok(rule)
 }
 
-/// One document on its way through the rules.
-struct Walk<'a, F> {
+/// The state of the check of one document.
+struct DocumentCheck<'a, F> {
     request: &'a GithubRequest<'a>,
     document: &'a Document,
     variables: &'a Map<String, Value>,
     is_on: &'a F,
-    /// The fragments that are being followed.
-    trail: Vec<&'a str>,
-    /// The fragments that were followed at all.
-    seen: BTreeSet<&'a str>,
+    /// The fragments around the current selection, to detect cycles.
+    open_fragments: Vec<&'a str>,
+    /// The fragments that were spread anywhere.
+    used_fragments: BTreeSet<&'a str>,
     steps: usize,
 }
 
-/// Where a selection stands: at the top of an operation, or somewhere below.
+/// The level of a selection: at the top of an operation, or below.
 #[derive(Clone, Copy)]
-enum Stand {
+enum Level {
     Top(Kind),
-    Below(Place),
+    Below(SelectionScope),
 }
 
-impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
+impl<'a, F: Fn(&str) -> bool> DocumentCheck<'a, F> {
     fn operation(&mut self, operation: &'a Operation) -> Result<(), Denial> {
         match operation.kind {
             Kind::Query => {}
@@ -246,78 +246,79 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
             Kind::Mutation => {
                 return Err(refuse(
                     MUTATE,
-                    "GraphQL mutations name their subject by an id that cannot be tied to a \
-                     repository. Use the REST endpoint under /repos/OWNER/NAME, or leave it to \
-                     the operator, who can add 'graphql-mutations' to egress.github.allow.",
+                    "GraphQL mutations are not allowed, because the repository cannot be \
+                     determined from the ids in them. Use the REST endpoint under \
+                     /repos/OWNER/NAME, or leave it to the operator, who can add \
+                     'graphql-mutations' to egress.github.allow.",
                 ));
             }
             Kind::Subscription => {
-                return Err(refuse(READ, "GraphQL subscriptions are not served."));
+                return Err(refuse(READ, "GraphQL subscriptions are not supported."));
             }
         }
-        self.selections(&operation.selections, Stand::Top(operation.kind), 0)
+        self.selections(&operation.selections, Level::Top(operation.kind), 0)
     }
 
     fn selections(
         &mut self,
         selections: &'a [Selection],
-        stand: Stand,
+        level: Level,
         depth: usize,
     ) -> Result<(), Denial> {
-        if depth > DEEPEST {
-            return Err(refuse(READ, "The GraphQL document nests too deep."));
+        if depth > MAX_DEPTH {
+            return Err(refuse(READ, "The GraphQL document is nested too deeply."));
         }
         for selection in selections {
             self.steps += 1;
-            if self.steps > MOST_STEPS {
+            if self.steps > MAX_STEPS {
                 return Err(refuse(READ, "The GraphQL document is too large."));
             }
             match selection {
                 Selection::Field(field) => {
-                    if let Some(place) = self.field(field, stand)? {
-                        self.selections(&field.selections, Stand::Below(place), depth + 1)?;
+                    if let Some(scope) = self.field(field, level)? {
+                        self.selections(&field.selections, Level::Below(scope), depth + 1)?;
                     }
                 }
-                Selection::Inline(inner) => self.selections(inner, stand, depth + 1)?,
-                Selection::Spread(name) => self.spread(name, stand, depth)?,
+                Selection::Inline(inner) => self.selections(inner, level, depth + 1)?,
+                Selection::Spread(name) => self.spread(name, level, depth)?,
             }
         }
         Ok(())
     }
 
-    fn spread(&mut self, name: &'a str, stand: Stand, depth: usize) -> Result<(), Denial> {
+    fn spread(&mut self, name: &'a str, level: Level, depth: usize) -> Result<(), Denial> {
         let Some(inner) = self.document.fragments.get(name) else {
-            return Err(refuse(READ, "A fragment is spread that is not defined."));
+            return Err(refuse(READ, "A fragment is used that is not defined."));
         };
-        if self.trail.contains(&name) {
-            return Err(refuse(READ, "A fragment spreads itself."));
+        if self.open_fragments.contains(&name) {
+            return Err(refuse(READ, "A fragment contains itself."));
         }
-        self.seen.insert(name);
-        self.trail.push(name);
-        self.selections(inner, stand, depth + 1)?;
-        self.trail.pop();
+        self.used_fragments.insert(name);
+        self.open_fragments.push(name);
+        self.selections(inner, level, depth + 1)?;
+        self.open_fragments.pop();
         Ok(())
     }
 
-    /// Judges one field and says where its selections stand.
-    fn field(&self, field: &Field, stand: Stand) -> Result<Option<Place>, Denial> {
-        match stand {
-            Stand::Top(_) if field.name == "__typename" => Ok(None),
-            Stand::Top(Kind::Mutation) => self.mutation(field).map(Some),
-            Stand::Top(_) => self.root(field).map(Some),
-            // A team's organisation. A person's takes the name of any.
-            Stand::Below(Place::Card)
+    /// Checks one field, and returns the scope of its selections.
+    fn field(&self, field: &Field, level: Level) -> Result<Option<SelectionScope>, Denial> {
+        match level {
+            Level::Top(_) if field.name == "__typename" => Ok(None),
+            Level::Top(Kind::Mutation) => self.mutation(field).map(Some),
+            Level::Top(_) => self.root(field).map(Some),
+            // A team's organisation. The field of a user has an argument for any organisation.
+            Level::Below(SelectionScope::Card)
                 if field.name == "organization" && field.arguments.is_empty() =>
             {
-                Ok(Some(Place::Card))
+                Ok(Some(SelectionScope::Card))
             }
-            Stand::Below(place) => match place.step(&field.name) {
-                Some(place) => Ok(Some(place)),
+            Level::Below(scope) => match scope.step(&field.name) {
+                Some(scope) => Ok(Some(scope)),
                 None => Err(refuse(
                     READ,
                     format!(
-                        "The GraphQL field '{}' is not among those that may be asked for here. \
-                         Use the REST endpoint under /repos/OWNER/NAME.",
+                        "The GraphQL field '{}' is not allowed here. Use the REST endpoint under \
+                         /repos/OWNER/NAME.",
                         field.name
                     ),
                 )),
@@ -325,43 +326,48 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
         }
     }
 
-    fn root(&self, field: &Field) -> Result<Place, Denial> {
+    fn root(&self, field: &Field) -> Result<SelectionScope, Denial> {
         match field.name.as_str() {
-            "rateLimit" => Ok(Place::Counters),
-            "__schema" | "__type" => Ok(Place::Schema),
-            "viewer" if (self.is_on)("read-user") => Ok(Place::Viewer),
+            "rateLimit" => Ok(SelectionScope::Counters),
+            "__schema" | "__type" => Ok(SelectionScope::Schema),
+            "viewer" if (self.is_on)("read-user") => Ok(SelectionScope::Viewer),
             "viewer" => Err(refuse_named("read-user", "The GraphQL field 'viewer'")),
             "repository" => self.repository(field),
             name => Err(refuse(
                 READ,
                 format!(
-                    "The GraphQL field '{name}' is not a way in. Queries start at \
+                    "The GraphQL field '{name}' is not allowed at the top level. Queries start at \
                      repository(owner, name) of a registered repository."
                 ),
             )),
         }
     }
 
-    fn repository(&self, field: &Field) -> Result<Place, Denial> {
+    fn repository(&self, field: &Field) -> Result<SelectionScope, Denial> {
         let (mut owner, mut name) = (None, None);
         for (key, value) in &field.arguments {
             match key.as_str() {
                 "owner" => owner = self.text(value),
                 "name" => name = self.text(value),
                 "followRenames" => {}
-                _ => return Err(refuse(READ, "repository takes an owner and a name.")),
+                _ => {
+                    return Err(refuse(
+                        READ,
+                        "The field 'repository' takes only an owner and a name.",
+                    ));
+                }
             }
         }
         let Some((owner, name)) = owner.zip(name) else {
             return Err(refuse(
                 READ,
-                "The owner and name of a repository must be plain strings, or variables that \
-                 the request gives a value.",
+                "The owner and name of a repository must be plain strings, or variables with a \
+                 value in the request.",
             ));
         };
         let mut repos = self.request.repos.iter();
         if repos.any(|repo| is_named(repo, owner, name)) {
-            Ok(Place::Repository)
+            Ok(SelectionScope::Repository)
         } else {
             Err(refuse(
                 "repository",
@@ -371,14 +377,13 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
         }
     }
 
-    fn mutation(&self, field: &Field) -> Result<Place, Denial> {
+    fn mutation(&self, field: &Field) -> Result<SelectionScope, Denial> {
         let known = MUTATIONS.iter().find(|known| known.name == field.name);
         let Some(known) = known else {
             return Err(refuse(
                 MUTATE,
                 format!(
-                    "The GraphQL mutation '{}' is not one that is known here. Leave it to the \
-                     operator.",
+                    "The GraphQL mutation '{}' is not allowed. Leave it to the operator.",
                     field.name
                 ),
             ));
@@ -398,7 +403,7 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
             Input::Only(keys) => self.check_keys(input, keys)?,
             Input::Review => self.check_review(input)?,
         }
-        Ok(Place::Payload)
+        Ok(SelectionScope::Payload)
     }
 
     fn check_keys(&self, input: &Literal, known: &[&str]) -> Result<(), Denial> {
@@ -411,7 +416,7 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
                     let known = known.join(", ");
                     return Err(refuse(
                         MUTATE,
-                        format!("The input has a field that is not known here. Known are {known}."),
+                        format!("The input has an unknown field. Allowed fields: {known}."),
                     ));
                 }
             }
@@ -419,7 +424,8 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
         Ok(())
     }
 
-    /// A review without an event waits for one, and is judged when it is submitted.
+    /// Checks a review's event. A review without an event is pending, and is checked when it is
+    /// submitted.
     fn check_review(&self, input: &Literal) -> Result<(), Denial> {
         if !self.keys(input)?.contains(&"event") {
             return Ok(());
@@ -428,7 +434,7 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
             Literal::Object(fields) => {
                 let event = fields.iter().find(|(key, _)| key == "event");
                 event.and_then(|(_, value)| match value {
-                    Literal::Word(word) => Some(word.as_str()),
+                    Literal::Enum(value) => Some(value.as_str()),
                     value => self.text(value),
                 })
             }
@@ -436,7 +442,7 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
                 let input = self.variables.get(name);
                 input.and_then(|input| input.get("event")?.as_str())
             }
-            Literal::Text(_) | Literal::Word(_) | Literal::Other => None,
+            Literal::Text(_) | Literal::Enum(_) | Literal::Other => None,
         };
         match event {
             Some("COMMENT") => Ok(()),
@@ -448,7 +454,7 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
         }
     }
 
-    /// The keys of an input object, wherever it stands.
+    /// The keys of an input object, in the document or in the variables.
     fn keys<'s>(&'s self, input: &'s Literal) -> Result<Vec<&'s str>, Denial> {
         match input {
             Literal::Object(fields) => Ok(fields.iter().map(|(key, _)| key.as_str()).collect()),
@@ -456,21 +462,21 @@ impl<'a, F: Fn(&str) -> bool> Walk<'a, F> {
                 Some(Value::Object(fields)) => Ok(fields.keys().map(String::as_str).collect()),
                 _ => Err(refuse(
                     MUTATE,
-                    "A mutation's input must be an object that the request gives a value.",
+                    "A mutation's input must be an object, or a variable with an object as its value.",
                 )),
             },
-            Literal::Text(_) | Literal::Word(_) | Literal::Other => {
+            Literal::Text(_) | Literal::Enum(_) | Literal::Other => {
                 Err(refuse(MUTATE, "A mutation's input must be an object."))
             }
         }
     }
 
-    /// The text of a literal, or of a variable that the request gives a value.
+    /// The text of a literal, or of a variable's value in the request.
     fn text<'s>(&'s self, value: &'s Literal) -> Option<&'s str> {
         match value {
             Literal::Text(text) => Some(text),
             Literal::Variable(name) => self.variables.get(name)?.as_str(),
-            Literal::Word(_) | Literal::Object(_) | Literal::Other => None,
+            Literal::Enum(_) | Literal::Object(_) | Literal::Other => None,
         }
     }
 }

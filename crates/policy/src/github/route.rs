@@ -1,30 +1,30 @@
-//! Paths of the API, taken apart, and the patterns of the table.
+//! Parsed paths of the API, and matching with the patterns of the table.
 
 use crate::path::{CleanPath, Reading};
 
-/// The part of the API a path or an endpoint belongs to.
+/// The part of the API that a path or an endpoint belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum ApiArea {
     /// Below `/repos/OWNER/NAME`.
     Repository,
     /// Anything else.
     Site,
-    /// Below `/repos/OWNER/NAME` of the host for uploads.
+    /// Below `/repos/OWNER/NAME` on the host for uploads.
     Uploads,
-    /// Anything else on the host for uploads: there is no endpoint.
-    Nowhere,
+    /// Anything else on the host for uploads, which has no endpoints.
+    UnknownUpload,
 }
 
-/// A path in one reading.
+/// A path of the API in one reading.
 #[derive(Debug)]
-pub(super) struct Place<'p> {
-    pub(super) at: At,
+pub(super) struct ApiPath<'p> {
+    pub(super) area: ApiArea,
     segments: Vec<&'p str>,
-    /// No endpoint ends in a slash, and servers differ on what one means.
+    /// Whether the path ends in a slash. No endpoint does, and servers treat it differently.
     has_trailing_slash: bool,
 }
 
-/// The path in every reading it has.
+/// Iterator over all readings of a path.
 pub(super) struct Readings<'p> {
     path: &'p CleanPath,
     is_upload: bool,
@@ -32,7 +32,7 @@ pub(super) struct Readings<'p> {
 }
 
 impl<'p> Readings<'p> {
-    /// Those of a path of the API's own host, or of the one for uploads.
+    /// The readings of a path, on the host for uploads if `is_upload`.
     pub(super) fn of(path: &'p CleanPath, is_upload: bool) -> Self {
         let all = if path.has_one_reading() {
             &[Reading::LITERAL]
@@ -48,9 +48,9 @@ impl<'p> Readings<'p> {
 }
 
 impl<'p> Iterator for Readings<'p> {
-    type Item = Place<'p>;
+    type Item = ApiPath<'p>;
 
-    fn next(&mut self) -> Option<Place<'p>> {
+    fn next(&mut self) -> Option<ApiPath<'p>> {
         let reading = *self.left.next()?;
         let mut segments = Vec::with_capacity(8);
         let mut start = 0;
@@ -58,25 +58,25 @@ impl<'p> Iterator for Readings<'p> {
             segments.push(segment);
             start = next;
         }
-        let at = match (segments.as_slice(), self.is_upload) {
-            (["repos", _, _, ..], false) => At::Repository,
-            (["repos", _, _, ..], true) => At::Uploads,
-            (_, false) => At::Site,
-            (_, true) => At::Nowhere,
+        let area = match (segments.as_slice(), self.is_upload) {
+            (["repos", _, _, ..], false) => ApiArea::Repository,
+            (["repos", _, _, ..], true) => ApiArea::Uploads,
+            (_, false) => ApiArea::Site,
+            (_, true) => ApiArea::UnknownUpload,
         };
-        Some(Place {
-            at,
+        Some(ApiPath {
+            area,
             has_trailing_slash: self.path.has_trailing_slash() && !segments.is_empty(),
             segments,
         })
     }
 }
 
-impl<'p> Place<'p> {
-    /// Owner and name, where the path names a repository.
+impl<'p> ApiPath<'p> {
+    /// Owner and name, if the path contains a repository.
     pub(super) fn repository(&self) -> Option<(&'p str, &'p str)> {
-        match (self.at, self.segments.as_slice()) {
-            (At::Repository | At::Uploads, [_, owner, name, ..]) => Some((owner, name)),
+        match (self.area, self.segments.as_slice()) {
+            (ApiArea::Repository | ApiArea::Uploads, [_, owner, name, ..]) => Some((owner, name)),
             _ => None,
         }
     }
@@ -87,27 +87,27 @@ impl<'p> Place<'p> {
         first.is_some_and(|first| first.eq_ignore_ascii_case("repositories"))
     }
 
-    /// Whether a server might take it for the GraphQL endpoint.
+    /// Whether a server might treat the path as the GraphQL endpoint.
     pub(super) fn is_graphql(&self) -> bool {
         let first = self.segments.first();
         first.is_some_and(|first| first.eq_ignore_ascii_case("graphql"))
     }
 
-    /// Whether the path, behind the repository if there is one, is one of `patterns`.
+    /// Whether the path after the repository, if it has one, matches one of `patterns`.
     ///
     /// Patterns are words between slashes, compared exactly. `#` is a number, `*` any one
-    /// segment, `**` any number of them, `~` a commit's hash, and `@` one or more segments
-    /// without a colon: `OWNER:REF` is a ref of another repository.
-    pub(super) fn fits(&self, patterns: &[&str]) -> bool {
-        let rest = match self.at {
-            At::Repository | At::Uploads => self.segments.get(3..).unwrap_or_default(),
-            At::Site | At::Nowhere => &self.segments,
+    /// segment, `**` any number of segments, `~` a commit hash, and `@` one or more segments
+    /// without a colon, because `OWNER:REF` is a ref of another repository.
+    pub(super) fn matches(&self, patterns: &[&str]) -> bool {
+        let rest = match self.area {
+            ApiArea::Repository | ApiArea::Uploads => self.segments.get(3..).unwrap_or_default(),
+            ApiArea::Site | ApiArea::UnknownUpload => &self.segments,
         };
-        !self.has_trailing_slash && patterns.iter().any(|pattern| fits(pattern, rest))
+        !self.has_trailing_slash && patterns.iter().any(|pattern| matches(pattern, rest))
     }
 }
 
-fn fits(pattern: &str, mut segments: &[&str]) -> bool {
+fn matches(pattern: &str, mut segments: &[&str]) -> bool {
     let mut words = pattern.split('/').filter(|word| !word.is_empty());
     loop {
         let Some(word) = words.next() else {
@@ -121,13 +121,13 @@ fn fits(pattern: &str, mut segments: &[&str]) -> bool {
         let Some((segment, rest)) = segments.split_first() else {
             return false;
         };
-        let is_it = match word {
+        let is_match = match word {
             "#" => segment.len() <= 20 && segment.bytes().all(|b| b.is_ascii_digit()),
             "~" => segment.len() <= 64 && segment.bytes().all(|b| b.is_ascii_hexdigit()),
             "*" => true,
             word => word == *segment,
         };
-        if !is_it || segment.is_empty() {
+        if !is_match || segment.is_empty() {
             return false;
         }
         segments = rest;

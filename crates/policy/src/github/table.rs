@@ -1,16 +1,16 @@
-//! The table of rules: which endpoints each one opens.
+//! The table of GitHub rules, with the endpoints that each one allows.
 //!
-//! Everything in it opens; what is in no row is refused. A row that is off also serves to
-//! name the switch in a refusal. Paths are as in [`Place::fits`], below the repository.
+//! All entries allow; an endpoint without an entry is refused. Disabled rules are also used to name
+//! the rule in a refusal. Paths are patterns of [`ApiPath::matches`], below the repository.
 
 mod switches;
 
 use crate::endpoint::Method;
 
 use super::body::Body;
-use super::route::{At, Place};
+use super::route::{ApiArea, ApiPath};
 
-/// Every rule, those that are on first.
+/// Every rule, the default ones first.
 pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
     DEFAULTS.iter().chain(switches::SWITCHES)
 }
@@ -18,32 +18,32 @@ pub(super) fn rules() -> impl Iterator<Item = &'static Rule> {
 /// One rule.
 pub(super) struct Rule {
     pub(super) name: &'static str,
-    /// What it opens, for the reference.
+    /// Description of what the rule allows, for docs/config.md.
     pub(super) opens: &'static str,
-    /// Whether it is on without being switched.
+    /// Whether the rule is enabled by default.
     pub(super) is_default: bool,
-    /// Whether it only reads; such a rule also holds for public repositories.
+    /// Whether the rule allows only reads; such a rule also applies to public repositories.
     pub(super) is_read: bool,
-    /// A sentence of its own for the refusal.
+    /// A special message for the refusal.
     pub(super) refuses: Option<&'static str>,
     endpoints: &'static [Endpoint],
 }
 
-/// Some methods on some paths.
+/// Methods and paths that a rule allows.
 pub(super) struct Endpoint {
-    at: At,
+    area: ApiArea,
     methods: &'static [&'static str],
     paths: &'static [&'static str],
     pub(super) body: Body,
 }
 
 impl Rule {
-    /// The endpoint of this rule that is `method` on `place`.
-    pub(super) fn find(&self, method: &Method, place: &Place<'_>) -> Option<&'static Endpoint> {
+    /// The endpoint of this rule for `method` on `path`.
+    pub(super) fn find(&self, method: &Method, path: &ApiPath<'_>) -> Option<&'static Endpoint> {
         self.endpoints.iter().find(|endpoint| {
-            endpoint.at == place.at
+            endpoint.area == path.area
                 && endpoint.methods.contains(&method.as_str())
-                && place.fits(endpoint.paths)
+                && path.matches(endpoint.paths)
         })
     }
 }
@@ -68,7 +68,7 @@ const fn off(name: &'static str, opens: &'static str, endpoints: &'static [Endpo
 
 const fn repo(methods: &'static [&'static str], paths: &'static [&'static str]) -> Endpoint {
     Endpoint {
-        at: At::Repository,
+        area: ApiArea::Repository,
         methods,
         paths,
         body: Body::Unread,
@@ -77,12 +77,12 @@ const fn repo(methods: &'static [&'static str], paths: &'static [&'static str]) 
 
 const fn site(methods: &'static [&'static str], paths: &'static [&'static str]) -> Endpoint {
     Endpoint {
-        at: At::Site,
+        area: ApiArea::Site,
         ..repo(methods, paths)
     }
 }
 
-const fn judged(
+const fn repo_with_body(
     method: &'static [&'static str],
     paths: &'static [&'static str],
     body: Body,
@@ -101,9 +101,9 @@ const DELETE: &[&str] = &["DELETE"];
 const WRITE: &[&str] = &["POST", "PATCH", "PUT", "DELETE"];
 const ALL: &[&str] = &["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE"];
 
-/// Everything that can be read of a repository, save what has a rule of its own: keys,
-/// hooks, secrets, variables, runners, alerts that quote secrets, forks, and lists that
-/// bring issues of other repositories along.
+/// The readable paths of a repository, except those with a rule of their own: keys, hooks, secrets,
+/// variables, runners, alerts that quote secrets, forks, and lists that include issues of other
+/// repositories.
 const READABLE: &[&str] = &[
     "",
     "activity",
@@ -167,7 +167,8 @@ const READABLE: &[&str] = &[
     "zipball/**",
 ];
 
-const HARMLESS: &[&str] = &[
+/// Readable paths outside of repositories that show no private data.
+const PUBLIC_SITE_PATHS: &[&str] = &[
     "",
     "emojis",
     "gitignore/templates/**",
@@ -179,7 +180,7 @@ const HARMLESS: &[&str] = &[
     "zen",
 ];
 
-/// What is on without being switched.
+/// The rules that are enabled by default.
 const DEFAULTS: &[Rule] = &[
     Rule {
         is_read: true,
@@ -193,16 +194,16 @@ const DEFAULTS: &[Rule] = &[
         is_read: true,
         ..on(
             "meta",
-            "reading what belongs to nobody: meta, rate limit, licences, templates, emojis",
-            &[site(READ, HARMLESS)],
+            "reading public site data: meta, rate limit, licences, templates, emojis",
+            &[site(READ, PUBLIC_SITE_PATHS)],
         )
     },
     on(
         "pull-requests",
         "creating and editing pull requests, and asking for reviewers",
         &[
-            judged(POST, &["pulls"], Body::PULL),
-            judged(PATCH, &["pulls/#"], Body::PULL_EDIT),
+            repo_with_body(POST, &["pulls"], Body::PULL),
+            repo_with_body(PATCH, &["pulls/#"], Body::PULL_EDIT),
             repo(&["POST", "DELETE"], &["pulls/#/requested_reviewers"]),
         ],
     ),
@@ -229,8 +230,8 @@ const DEFAULTS: &[Rule] = &[
         "issues",
         "creating and editing issues, and assigning them",
         &[
-            judged(POST, &["issues"], Body::ISSUE),
-            judged(PATCH, &["issues/#"], Body::ISSUE_EDIT),
+            repo_with_body(POST, &["issues"], Body::ISSUE),
+            repo_with_body(PATCH, &["issues/#"], Body::ISSUE_EDIT),
             repo(&["POST", "DELETE"], &["issues/#/assignees"]),
         ],
     ),
@@ -238,8 +239,8 @@ const DEFAULTS: &[Rule] = &[
         "reviews",
         "reviews of type COMMENT",
         &[
-            judged(POST, &["pulls/#/reviews"], Body::REVIEW),
-            judged(POST, &["pulls/#/reviews/#/events"], Body::REVIEW_EVENT),
+            repo_with_body(POST, &["pulls/#/reviews"], Body::REVIEW),
+            repo_with_body(POST, &["pulls/#/reviews/#/events"], Body::REVIEW_EVENT),
             repo(PUT, &["pulls/#/reviews/#"]),
         ],
     ),

@@ -17,12 +17,12 @@ fn repos() -> Vec<Repo> {
         .into()
 }
 
-fn rules(switched: &[&str]) -> GithubRules {
-    let switched: Vec<String> = switched.iter().map(|name| (*name).to_owned()).collect();
-    GithubRules::new(&switched, false).unwrap()
+fn rules(enabled: &[&str]) -> GithubRules {
+    let enabled: Vec<String> = enabled.iter().map(|name| (*name).to_owned()).collect();
+    GithubRules::new(&enabled, false).unwrap()
 }
 
-/// One request, as a caller would make it: the body is handed over only if it is wanted.
+/// One request; its body is passed to the rules only if they need it.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     method: &'a str,
@@ -59,7 +59,7 @@ impl Call<'_> {
         })
     }
 
-    /// `+rule` or `-rule`, without the prefix all share.
+    /// `+rule` if allowed or `-rule` if refused, without the common prefix.
     fn verdict(self, rules: &GithubRules) -> String {
         let (sign, rule) = match self.judge(rules) {
             Ok(rule) => ('+', rule),
@@ -75,7 +75,7 @@ impl Call<'_> {
 }
 
 #[test]
-fn it_speaks_for_the_two_hosts_of_the_api_and_no_other() {
+fn rules_apply_to_the_two_api_hosts_only() {
     for (host, speaks) in [
         ("api.github.com", true),
         ("API.GitHub.com.", true),
@@ -97,7 +97,7 @@ fn it_speaks_for_the_two_hosts_of_the_api_and_no_other() {
 }
 
 #[test]
-fn an_unknown_name_is_refused_and_the_near_one_told() {
+fn unknown_rule_name_is_rejected_with_suggestion() {
     let names = |list: &[&str]| -> Vec<String> { list.iter().map(|n| (*n).to_owned()).collect() };
     let error = GithubRules::new(&names(&["merge", "relases"]), false).unwrap_err();
     assert_eq!(
@@ -106,17 +106,17 @@ fn an_unknown_name_is_refused_and_the_near_one_told() {
     );
     assert_eq!(
         error.to_string(),
-        "no GitHub rule is called \"relases\"; did you mean 'releases'?"
+        "unknown GitHub rule \"relases\"; did you mean 'releases'?"
     );
     let error = GithubRules::new(&names(&["frobnicate"]), false).unwrap_err();
     assert_eq!(error.near, None);
-    // It is `git.read_public` that opens this, and nothing else.
+    // Only `git.read_public` enables this rule.
     assert!(GithubRules::new(&names(&["read-public"]), true).is_err());
     assert!(GithubRules::new(&names(&[&"x".repeat(100_000)]), true).is_err());
 }
 
 #[test]
-fn names_are_unique_slugs_and_say_what_they_open() {
+fn rule_names_are_unique_slugs_with_descriptions() {
     let mut seen = std::collections::HashSet::new();
     for (name, opens) in GithubRules::names() {
         assert!(seen.insert(name), "{name} appears twice");
@@ -127,7 +127,7 @@ fn names_are_unique_slugs_and_say_what_they_open() {
 }
 
 #[test]
-fn a_method_override_is_refused_whatever_it_rides_on() {
+fn request_with_method_override_is_refused() {
     let method = Method::parse("GET").unwrap();
     let path = CleanPath::parse("/repos/acme/widget").unwrap();
     let host = Host::parse("api.github.com").unwrap();

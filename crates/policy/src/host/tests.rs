@@ -17,7 +17,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_pattern_covers_those_it_names_whole() {
+fn pattern_covers_pattern_whose_hosts_it_matches() {
     for (wide, narrow, covers) in [
         ("a.x.example", "a.x.example", true),
         ("*.x.example", "a.x.example", true),
@@ -39,7 +39,7 @@ fn a_pattern_covers_those_it_names_whole() {
 }
 
 #[test]
-fn a_name_has_one_spelling() {
+fn name_is_normalised_to_one_spelling() {
     for (given, kept) in [
         ("example.com", "example.com"),
         ("EXAMPLE.Com", "example.com"),
@@ -66,7 +66,7 @@ fn a_name_has_one_spelling() {
 }
 
 #[test]
-fn a_malformed_name_is_refused_with_the_reason() {
+fn malformed_name_is_rejected_with_reason() {
     use BadHost as B;
     let long_label = "a".repeat(64);
     let long_name = "a.".repeat(127) + "b";
@@ -115,7 +115,7 @@ fn a_malformed_name_is_refused_with_the_reason() {
 }
 
 #[test]
-fn an_address_is_an_address_in_every_spelling() {
+fn address_is_recognised_in_every_notation() {
     for (given, meant) in [
         ("127.0.0.1", "127.0.0.1"),
         ("127.0.0.1.", "127.0.0.1"),
@@ -152,7 +152,7 @@ fn an_address_is_an_address_in_every_spelling() {
 }
 
 #[test]
-fn what_ends_in_a_number_is_never_a_name() {
+fn host_that_ends_in_number_is_never_a_name() {
     for given in [
         "256.0.0.1",
         "1.2.3.4.5",
@@ -178,7 +178,7 @@ fn what_ends_in_a_number_is_never_a_name() {
 }
 
 #[test]
-fn ipv6_is_read_strictly() {
+fn malformed_ipv6_address_is_rejected() {
     for (given, why) in [
         ("[::1", BadHost::BadIpv6),
         ("::1]", BadHost::BadIpv6),
@@ -198,7 +198,7 @@ fn ipv6_is_read_strictly() {
 }
 
 #[test]
-fn an_authority_is_a_host_and_perhaps_a_port() {
+fn authority_is_host_with_optional_port() {
     for (given, shown) in [
         ("Example.com", "example.com"),
         ("example.com.:443", "example.com:443"),
@@ -232,7 +232,7 @@ fn an_authority_is_a_host_and_perhaps_a_port() {
 }
 
 #[test]
-fn a_pattern_names_one_host_or_all_below() {
+fn pattern_is_host_or_wildcard_of_two_labels() {
     for (given, shown) in [
         ("Example.com.", "example.com"),
         ("*.Example.com.", "*.example.com"),
@@ -266,7 +266,7 @@ fn a_pattern_names_one_host_or_all_below() {
 }
 
 #[test]
-fn a_wildcard_matches_any_depth_below_and_never_its_own_suffix() {
+fn wildcard_matches_subdomains_of_any_depth_but_not_its_suffix() {
     let pattern = HostPattern::parse("*.x.com").unwrap();
     for (host, yes) in [
         ("a.x.com", true),
@@ -282,7 +282,7 @@ fn a_wildcard_matches_any_depth_below_and_never_its_own_suffix() {
 }
 
 #[test]
-fn addresses_are_classed_by_where_they_lead() {
+fn address_is_classified_by_range() {
     use AddressClass as C;
     for (given, class) in [
         ("8.8.8.8", C::Global),
@@ -360,7 +360,7 @@ fn addresses_are_classed_by_where_they_lead() {
 
 proptest! {
     #[test]
-    fn parsing_never_panics_and_its_result_is_a_fixed_point(text in "\\PC{0,40}|[0-9a-fxX.:%\\[\\]]{0,24}") {
+    fn parsing_never_panics_and_result_is_fixed_point(text in "\\PC{0,40}|[0-9a-fxX.:%\\[\\]]{0,24}") {
         if let Ok(host) = Host::parse(&text) {
             prop_assert_eq!(Host::parse(&host.to_string()), Ok(host));
         }
@@ -373,15 +373,15 @@ proptest! {
     }
 
     #[test]
-    fn a_name_that_skips_the_mapping_would_not_be_changed_by_it(text in "[a-z0-9_.xn-]{0,30}") {
-        if is_settled(&text) {
+    fn name_on_fast_path_is_unchanged_by_mapping(text in "[a-z0-9_.xn-]{0,30}") {
+        if is_normalised(&text) {
             let mapped = map_name(&text);
             prop_assert_eq!(mapped.as_deref(), Ok(text.as_str()));
         }
     }
 
     #[test]
-    fn a_name_holds_only_harmless_characters(text in "\\PC{0,40}") {
+    fn parsed_name_contains_only_safe_characters(text in "\\PC{0,40}") {
         if let Ok(Host::Name(name)) = Host::parse(&text) {
             prop_assert!(name.as_str().bytes().all(
                 |b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'_')
@@ -391,7 +391,7 @@ proptest! {
     }
 
     #[test]
-    fn every_spelling_of_an_ipv4_address_is_that_address(bits: u32, spelling in 0..6u8) {
+    fn ipv4_address_in_every_notation_is_recognised(bits: u32, spelling in 0..6u8) {
         let [a, b, c, d] = bits.to_be_bytes();
         let text = match spelling {
             0 => format!("{bits}"),
@@ -405,7 +405,7 @@ proptest! {
     }
 
     #[test]
-    fn an_address_that_carries_another_is_never_more_dialable(bits: u32) {
+    fn address_with_embedded_ipv4_has_class_of_embedded(bits: u32) {
         let v4 = Ipv4Addr::from_bits(bits);
         let class = classify(v4.into());
         let low = u128::from(bits);

@@ -7,7 +7,7 @@ fn clean(text: &str) -> CleanPath {
 }
 
 #[test]
-fn a_path_has_one_spelling() {
+fn path_is_normalised_to_one_spelling() {
     for (given, wire) in [
         ("/", "/"),
         ("//", "/"),
@@ -50,7 +50,7 @@ fn a_path_has_one_spelling() {
 }
 
 #[test]
-fn a_hostile_path_is_refused_with_the_reason() {
+fn malformed_path_is_rejected_with_reason() {
     use BadPath as B;
     for (given, why) in [
         ("", B::NotAbsolute),
@@ -119,7 +119,7 @@ fn a_hostile_path_is_refused_with_the_reason() {
 }
 
 #[test]
-fn the_query_is_kept_as_it_came() {
+fn query_is_kept_unchanged() {
     for (given, path, query) in [
         ("/a", "/a", None),
         ("/a?", "/a", Some("")),
@@ -133,14 +133,14 @@ fn the_query_is_kept_as_it_came() {
 }
 
 #[test]
-fn the_query_is_not_printed() {
+fn debug_output_omits_query() {
     let path = clean("/a%20b?token=hunter2");
     assert_eq!(format!("{path:?}"), "CleanPath(\"/a%20b?…\")");
     assert_eq!(format!("{:?}", clean("/a")), "CleanPath(\"/a\")");
 }
 
 #[test]
-fn an_encoded_slash_is_seen_in_both_readings() {
+fn encoded_slash_is_character_or_separator_by_reading() {
     let path = clean("/x/@s%2Fp%2Fq/y/");
     assert_eq!(path.segments().collect::<Vec<_>>(), ["x", "@s/p/q", "y"]);
     assert_eq!(path.text(), "/x/@s/p/q/y/");
@@ -157,7 +157,7 @@ fn an_encoded_slash_is_seen_in_both_readings() {
     assert_eq!(clean("/").segments().count(), 0);
 }
 
-/// Segments that have something to say about normalisation.
+/// Paths of segments that are relevant to normalisation.
 fn tricky() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("."),
@@ -192,7 +192,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn what_is_sent_reads_back_as_what_was_checked(text in prop_oneof![tricky(), "/\\PC{0,30}"]) {
+    fn target_parses_back_to_same_path(text in prop_oneof![tricky(), "/\\PC{0,30}"]) {
         if let Ok(path) = CleanPath::parse(&text) {
             let again = CleanPath::parse(path.target()).unwrap();
             prop_assert_eq!(again.target(), path.target());
@@ -201,22 +201,22 @@ proptest! {
     }
 
     #[test]
-    fn a_path_that_skips_the_decoding_would_not_be_changed_by_it(text in "/[a./;:@*]{0,8}") {
+    fn path_on_fast_path_is_unchanged_by_decoding(text in "/[a./;:@*]{0,8}") {
         if is_clean(&text) {
-            let mut draft = Draft::with_capacity(0);
+            let mut builder = PathBuilder::with_capacity(0);
             for segment in text[1..].split('/') {
-                draft.push(segment).unwrap();
+                builder.push(segment).unwrap();
             }
-            prop_assert_eq!(draft.finish(None).unwrap(), clean(&text));
+            prop_assert_eq!(builder.finish(None).unwrap(), clean(&text));
             let parsed = clean(&text);
             prop_assert_eq!(parsed.text(), text);
         }
     }
 
-    /// One server splits at encoded slashes first, another drops parameters first. They
-    /// must see the same segments, or a deny rule would hold for only one of them.
+    /// Some servers split at encoded slashes first, others drop parameters first. Both must get
+    /// the same segments, or a deny rule would hold for only one of them.
     #[test]
-    fn split_and_bare_commute(text in prop_oneof![tricky(), "/(a|b|;|%3B|%2F|/){0,10}"]) {
+    fn splitting_and_dropping_parameters_commute(text in prop_oneof![tricky(), "/(a|b|;|%3B|%2F|/){0,10}"]) {
         if let Ok(path) = CleanPath::parse(&text) {
             let bare = |segment: &str| segment.split(';').next().unwrap().to_owned();
             let dropped_first: Vec<String> = path
@@ -238,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_dangerous_is_ever_sent(text in prop_oneof![tricky(), "/\\PC{0,30}"]) {
+    fn wire_form_contains_no_dot_segments_or_backslashes(text in prop_oneof![tricky(), "/\\PC{0,30}"]) {
         if let Ok(path) = CleanPath::parse(&text) {
             let wire = path.wire();
             prop_assert!(wire.starts_with('/') && !wire.contains("//") && wire.is_ascii());
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn every_encoding_of_a_harmless_path_is_the_same_path(
+    fn every_encoding_of_unreserved_path_is_equal(
         text in "(/[a-z0-9._~-]{1,6}){1,4}",
         choose in proptest::collection::vec(any::<bool>(), 30),
     ) {

@@ -14,8 +14,8 @@ fn update(old: char, new: char, name: &str) -> RefUpdate {
     }
 }
 
-fn case(updates: Vec<RefUpdate>) -> Case {
-    Case {
+fn case(updates: Vec<RefUpdate>) -> PushContext {
+    PushContext {
         format: ObjectFormat::Sha1,
         updates,
         options: Vec::new(),
@@ -28,12 +28,12 @@ fn case(updates: Vec<RefUpdate>) -> Case {
 fn rules() -> PushRules {
     PushRules {
         refs: RefRules::new(AuthMode::User),
-        secrets: OnSecret::Deny,
+        secrets: SecretAction::Deny,
     }
 }
 
-fn sighting(place: Place) -> Sighting {
-    Sighting {
+fn sighting(place: SecretLocation) -> SecretFinding {
+    SecretFinding {
         rule: "some-key".to_owned(),
         place,
     }
@@ -44,7 +44,7 @@ fn reason<T>(judged: Result<T, Denial>) -> Result<(), Reason> {
 }
 
 #[test]
-fn a_push_that_offends_no_rule_passes() {
+fn push_that_breaks_no_rule_passes() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let clean = Findings::default();
     assert_eq!(judge(&rules(), &case, &[], Some(&clean)), Ok(vec![]));
@@ -52,7 +52,7 @@ fn a_push_that_offends_no_rule_passes() {
 }
 
 #[test]
-fn a_check_that_was_not_made_refuses() {
+fn push_without_required_check_is_refused() {
     let mut case = case(vec![update('0', '1', "refs/heads/new")]);
     let judged = judge(&rules(), &case, &[], None);
     assert_eq!(reason(judged), Err(Reason::Internal));
@@ -93,13 +93,13 @@ fn a_check_that_was_not_made_refuses() {
 }
 
 #[test]
-fn refs_are_judged_before_what_is_in_them() {
+fn ref_rules_apply_before_findings() {
     let case = case(vec![
         update('0', '1', "refs/heads/new"),
         update('1', '0', "refs/heads/gone"),
     ]);
     let findings = Findings {
-        secrets: vec![sighting(Place::Commit(id('1')))],
+        secrets: vec![sighting(SecretLocation::Commit(id('1')))],
         ..Findings::default()
     };
     let denied = judge(&rules(), &case, &[], Some(&findings)).unwrap_err();
@@ -109,9 +109,9 @@ fn refs_are_judged_before_what_is_in_them() {
 }
 
 #[test]
-fn restricted_paths_refuse_without_being_named() {
+fn refusal_of_restricted_path_does_not_name_it() {
     let mut case = case(vec![update('0', '1', "refs/heads/new")]);
-    for restricted in [Restricted::Changed, Restricted::Unknown] {
+    for restricted in [RestrictedPathChange::Changed, RestrictedPathChange::Unknown] {
         let findings = Findings {
             restricted,
             ..Findings::default()
@@ -122,23 +122,23 @@ fn restricted_paths_refuse_without_being_named() {
     }
     case.restricted.clear();
     let findings = Findings {
-        restricted: Restricted::Changed,
+        restricted: RestrictedPathChange::Changed,
         ..Findings::default()
     };
     assert_eq!(judge(&rules(), &case, &[], Some(&findings)), Ok(vec![]));
 }
 
 #[test]
-fn a_secret_is_told_by_its_rule_and_its_place_only_to_the_operator() {
+fn refusal_of_secret_names_rule_and_hides_location() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let findings = Findings {
         secrets: vec![
-            sighting(Place::Commit(id('7'))),
-            Sighting {
+            sighting(SecretLocation::Commit(id('7'))),
+            SecretFinding {
                 rule: "npm-token".to_owned(),
-                place: Place::Ref(0),
+                place: SecretLocation::Ref(0),
             },
-            sighting(Place::Blob {
+            sighting(SecretLocation::Blob {
                 id: id('a'),
                 path: Some("a\u{202e}b".to_owned()),
             }),
@@ -163,17 +163,17 @@ fn a_secret_is_told_by_its_rule_and_its_place_only_to_the_operator() {
 }
 
 #[test]
-fn what_is_done_about_a_secret_is_the_operators_choice() {
+fn secret_is_handled_by_configured_action() {
     let case = case(vec![update('0', '1', "refs/heads/new")]);
     let findings = Findings {
-        secrets: vec![sighting(Place::Tag(id('1')))],
+        secrets: vec![sighting(SecretLocation::Tag(id('1')))],
         ..Findings::default()
     };
     for (secrets, expected) in [
-        (OnSecret::Deny, Err(Reason::SecretFound)),
-        (OnSecret::Ask, Ok(1)),
-        (OnSecret::Note, Ok(0)),
-        (OnSecret::Off, Ok(0)),
+        (SecretAction::Deny, Err(Reason::SecretFound)),
+        (SecretAction::Ask, Ok(1)),
+        (SecretAction::Note, Ok(0)),
+        (SecretAction::Off, Ok(0)),
     ] {
         let rules = PushRules { secrets, ..rules() };
         let judged = judge(&rules, &case, &[], Some(&findings));
@@ -183,7 +183,7 @@ fn what_is_done_about_a_secret_is_the_operators_choice() {
 }
 
 #[test]
-fn a_repository_may_have_a_limit_of_its_own_up_to_a_point() {
+fn repository_size_limit_is_capped() {
     let repo = |max_receive_pack_bytes| Repo {
         name: RepoName::parse("o/r").unwrap(),
         max_receive_pack_bytes,

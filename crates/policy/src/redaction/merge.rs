@@ -1,21 +1,21 @@
-//! A text, changed to mean what a policy wants it to mean.
+//! Merges a policy's `modified_data` into JSON text.
 //!
-//! A policy knows numbers only roughly and keys in no order. Where its value means the same as
-//! the text, the text stays.
+//! A policy's values have rounded numbers and no order of keys. Where a value is equal to the
+//! text's value, the text is not changed.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use crate::splice::{Edits, Entry, Inside, NoJson, Node, quote};
+use crate::splice::{Entry, Inside, InvalidJson, Node, TextEdits, quote};
 
-/// How far items that were taken out of a list are looked past.
+/// Maximum number of removed list items that are skipped to find the next kept one.
 const LOOK_AHEAD: usize = 64;
 
-/// `text` with the meaning of `wanted`; nothing where it has that already.
-pub(super) fn merge(text: &str, wanted: &Value) -> Result<Option<String>, NoJson> {
+/// `text` with the value `wanted`; none if it has that value already.
+pub(super) fn merge(text: &str, wanted: &Value) -> Result<Option<String>, InvalidJson> {
     let root = Node::read(text)?;
-    let mut edits = Edits::default();
+    let mut edits = TextEdits::default();
     walk(text, &root, wanted, &mut edits)?;
     if edits.is_empty() {
         return Ok(None);
@@ -23,40 +23,40 @@ pub(super) fn merge(text: &str, wanted: &Value) -> Result<Option<String>, NoJson
     edits.apply(text).map(Some)
 }
 
-fn walk(text: &str, node: &Node, wanted: &Value, edits: &mut Edits) -> Result<(), NoJson> {
+fn walk(text: &str, node: &Node, wanted: &Value, edits: &mut TextEdits) -> Result<(), InvalidJson> {
     match (&node.inside, wanted) {
         (Inside::Map(entries), Value::Object(fields)) => {
-            fields_of(text, node, entries, fields, edits)
+            merge_object(text, node, entries, fields, edits)
         }
         (Inside::List(items), Value::Array(values)) if items.len() == values.len() => items
             .iter()
             .zip(values)
             .try_for_each(|(item, value)| walk(text, item, value, edits)),
         (Inside::List(items), Value::Array(values)) => {
-            edits.put(node.span.clone(), list(text, items, values)?);
+            edits.replace(node.span.clone(), merge_list(text, items, values)?);
             Ok(())
         }
-        (Inside::Text | Inside::Plain, wanted) if same(&read(text, node)?, wanted) => Ok(()),
+        (Inside::Text | Inside::Plain, wanted) if is_equal(&read(text, node)?, wanted) => Ok(()),
         _ => {
-            edits.put(node.span.clone(), wanted.to_string());
+            edits.replace(node.span.clone(), wanted.to_string());
             Ok(())
         }
     }
 }
 
-fn fields_of(
+fn merge_object(
     text: &str,
     node: &Node,
     entries: &[Entry],
     fields: &Map<String, Value>,
-    edits: &mut Edits,
-) -> Result<(), NoJson> {
+    edits: &mut TextEdits,
+) -> Result<(), InvalidJson> {
     let spans: Vec<_> = entries.iter().map(|entry| entry.span.clone()).collect();
     let keeps: Vec<_> = entries
         .iter()
         .map(|entry| fields.contains_key(&entry.key))
         .collect();
-    edits.keep(&spans, &keeps);
+    edits.retain(&spans, &keeps);
     for entry in entries {
         if let Some(value) = fields.get(&entry.key) {
             walk(text, &entry.value, value, edits)?;
@@ -73,20 +73,20 @@ fn fields_of(
     }
     if !added.is_empty() {
         let end = node.span.end - 1;
-        edits.put(end..end, added);
+        edits.replace(end..end, added);
     }
     Ok(())
 }
 
-/// A list of another length: what is still in it stays as it is written.
-fn list(text: &str, items: &[Node], values: &[Value]) -> Result<String, NoJson> {
+/// Merges a list of another length: the text of items that are kept is not changed.
+fn merge_list(text: &str, items: &[Node], values: &[Value]) -> Result<String, InvalidJson> {
     let mut next = 0;
     let mut written = Vec::with_capacity(values.len());
     for value in values {
         let ahead = items.iter().enumerate().skip(next).take(LOOK_AHEAD);
         let mut found = None;
         for (index, item) in ahead {
-            if same(&read(text, item)?, value) {
+            if is_equal(&read(text, item)?, value) {
                 found = Some((index, item));
                 break;
             }
@@ -94,7 +94,7 @@ fn list(text: &str, items: &[Node], values: &[Value]) -> Result<String, NoJson> 
         written.push(match found {
             Some((index, item)) => {
                 next = index + 1;
-                text.get(item.span.clone()).ok_or(NoJson)?.to_owned()
+                text.get(item.span.clone()).ok_or(InvalidJson)?.to_owned()
             }
             None => value.to_string(),
         });
@@ -102,13 +102,13 @@ fn list(text: &str, items: &[Node], values: &[Value]) -> Result<String, NoJson> 
     Ok(format!("[{}]", written.join(",")))
 }
 
-fn read(text: &str, node: &Node) -> Result<Value, NoJson> {
-    let raw = text.get(node.span.clone()).ok_or(NoJson)?;
-    serde_json::from_str(raw).map_err(|_| NoJson)
+fn read(text: &str, node: &Node) -> Result<Value, InvalidJson> {
+    let raw = text.get(node.span.clone()).ok_or(InvalidJson)?;
+    serde_json::from_str(raw).map_err(|_| InvalidJson)
 }
 
-/// Whether a policy that was given `ours` and answers `theirs` has changed nothing.
-fn same(ours: &Value, theirs: &Value) -> bool {
+/// Whether the value `theirs` of a policy's output is equal to the value `ours` of its input.
+fn is_equal(ours: &Value, theirs: &Value) -> bool {
     match (ours, theirs) {
         (Value::Number(a), Value::Number(b)) => {
             let whole = |number: &serde_json::Number| {
@@ -121,12 +121,12 @@ fn same(ours: &Value, theirs: &Value) -> bool {
             }
         }
         (Value::Array(a), Value::Array(b)) => {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_equal(a, b))
         }
         (Value::Object(a), Value::Object(b)) => {
             a.len() == b.len()
                 && a.iter()
-                    .all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
+                    .all(|(key, a)| b.get(key).is_some_and(|b| is_equal(a, b)))
         }
         _ => ours == theirs,
     }

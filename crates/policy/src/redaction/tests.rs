@@ -20,7 +20,7 @@ fn replacements(pairs: Value) -> Value {
 }
 
 #[test]
-fn a_path_redacts_what_it_names_and_nothing_else() {
+fn field_path_redacts_only_matching_values() {
     let text = r#"{ "name":"login", "arguments": {"user":"\u0061nna","password":"x","n":123456789012345678901234567890} }"#;
     check(
         fields(&["arguments.password"]),
@@ -71,14 +71,14 @@ fn a_path_redacts_what_it_names_and_nothing_else() {
 }
 
 #[test]
-fn expressions_replace_in_every_string_value_and_only_there() {
+fn replacement_applies_to_string_values_only() {
     check(
         replacements(json!({"[a-z]+@example\\.com": "<mail>", "(k)ey-\\d+": "${1}…"})),
         r#"{"anna@example.com":["write to \u0061nna@example.com or bob@example.com"],"k":"key-1","n":1.50}"#,
         Some(r#"{"anna@example.com":["write to <mail> or <mail>"],"k":"k…","n":1.50}"#),
     );
     check(replacements(json!({"x": "y"})), r#"{"a":"b"}"#, None);
-    // An escape does not hide what it stands for.
+    // Escaped characters are matched, too.
     check(
         replacements(json!({"secret": "*"})),
         r#""s\u0065cret""#,
@@ -96,7 +96,7 @@ fn modified_data_changes_only_what_differs() {
             r#"{ "big": 123456789012345678901234567890, "z":1.0, "a":"\u00e9", "list":[1,{"x":0,"y":3}] ,"new":true}"#,
         ),
     );
-    // Items that are left out do not make the others lose their digits.
+    // Removing items does not change the digits of the others.
     check(
         json!({"modified_data": [1e30, 3]}),
         "[1, 1000000000000000000000000000000, 2, 3]",
@@ -106,7 +106,7 @@ fn modified_data_changes_only_what_differs() {
 }
 
 #[test]
-fn outputs_that_say_nothing_or_nonsense_are_refused() {
+fn empty_or_malformed_outputs_are_rejected() {
     for nothing in [
         json!(null),
         json!({}),
@@ -145,7 +145,7 @@ fn outputs_that_say_nothing_or_nonsense_are_refused() {
 }
 
 #[test]
-fn a_replacement_cannot_blow_a_message_up() {
+fn replacement_that_grows_text_too_much_is_rejected() {
     let outputs = replacements(json!({"a": "b".repeat(1000)}));
     let redaction = Redaction::read(&outputs, Pattern::compile).unwrap();
     let text = quote(&"a".repeat(100_000));
@@ -154,10 +154,10 @@ fn a_replacement_cannot_blow_a_message_up() {
     assert_eq!(redaction.apply(&many), Err(BadRedaction::TooLarge));
 }
 
-/// Work that grew with the square of a message, or with every star of a path, would not end before
-/// the test is ended.
+/// Quadratic time in the size of a message, or exponential time in the stars of a path, would
+/// exceed the time limit of the test.
 #[test]
-fn large_and_deep_messages_are_done_with_in_time() {
+fn large_and_deep_messages_are_redacted_in_time() {
     let many: Value = (0..100_000)
         .map(|n| (n.to_string(), Value::from(n)))
         .collect();
@@ -175,16 +175,16 @@ fn large_and_deep_messages_are_done_with_in_time() {
 }
 
 #[test]
-fn text_that_cannot_be_read_is_not_passed_on() {
+fn string_with_unpaired_surrogate_is_rejected() {
     let redaction = Redaction::read(&replacements(json!({"a": ""})), Pattern::compile).unwrap();
-    // Half of a pair: valid as JSON's grammar goes, and no text.
+    // An unpaired surrogate is valid in JSON's grammar, but is not Unicode text.
     let redacted = redaction.apply(r#""\ud800""#);
     assert!(matches!(redacted, Err(BadRedaction::NoJson(_))));
 }
 
 proptest! {
     #[test]
-    fn modified_data_is_what_comes_out(before in any_json(), after in any_json(), pretty: bool) {
+    fn merged_text_has_value_of_modified_data(before in any_json(), after in any_json(), pretty: bool) {
         prop_assume!(!after.is_null());
         let text = if pretty { serde_json::to_string_pretty(&before) } else { serde_json::to_string(&before) };
         let text = text.unwrap();
@@ -195,13 +195,13 @@ proptest! {
     }
 
     #[test]
-    fn what_was_json_is_json_after_every_change(value in any_json(), text in "[\\[\\]{}\",:\\\\ab1 \n-]{0,40}") {
-        prop_assert!(exercise(value.to_string().as_bytes()));
-        prop_assert!(exercise(text.as_bytes()));
+    fn json_is_still_json_after_every_change(value in any_json(), text in "[\\[\\]{}\",:\\\\ab1 \n-]{0,40}") {
+        prop_assert!(fuzz_check(value.to_string().as_bytes()));
+        prop_assert!(fuzz_check(text.as_bytes()));
     }
 
     #[test]
-    fn no_string_value_keeps_what_an_expression_matches(value in any_json()) {
+    fn no_string_value_still_matches_replaced_expression(value in any_json()) {
         let text = serde_json::to_string(&value).unwrap();
         let redaction = Redaction::read(&replacements(json!({"[a-m]": "_"})), Pattern::compile).unwrap();
         let redacted = redaction.apply(&text).unwrap().unwrap_or(text);

@@ -37,14 +37,14 @@ const MINE: RefFacts = RefFacts {
     made_by_this_sandbox: true,
     is_fast_forward: None,
 };
-const NOBODY_LOOKED: RefFacts = RefFacts {
+const NOT_LOOKED_UP: RefFacts = RefFacts {
     exists_upstream: None,
     made_by_this_sandbox: false,
     is_fast_forward: None,
 };
 
 #[test]
-fn a_ref_name_is_what_git_would_take() {
+fn ref_name_is_validated_as_in_git() {
     for good in [
         "refs/heads/main",
         "refs/heads/a/b.c",
@@ -90,7 +90,7 @@ fn a_ref_name_is_what_git_would_take() {
 }
 
 #[test]
-fn an_object_id_is_forty_or_sixty_four_digits() {
+fn object_id_has_forty_or_sixty_four_digits() {
     assert_eq!(id(OLD).to_string(), OLD);
     assert_eq!(id(&"AB".repeat(32)).to_string(), "ab".repeat(32));
     assert!(id(ZERO).is_zero() && id(&"0".repeat(64)).is_zero() && !id(OLD).is_zero());
@@ -107,7 +107,7 @@ fn an_object_id_is_forty_or_sixty_four_digits() {
 }
 
 #[test]
-fn a_protecting_pattern_reaches_further_than_an_opening_one() {
+fn protecting_pattern_matches_more_loosely_than_allowing_one() {
     for (text, given, covers, touches) in [
         ("main", "refs/heads/main", true, true),
         ("main", "refs/heads/Main", false, true),
@@ -149,7 +149,7 @@ fn a_protecting_pattern_reaches_further_than_an_opening_one() {
 }
 
 #[test]
-fn a_ref_name_with_invisible_characters_is_malformed() {
+fn ref_name_with_invisible_characters_is_malformed() {
     let rules = RefRules::new(AuthMode::User);
     for hidden in [
         "ma\u{ad}in",
@@ -168,7 +168,7 @@ fn a_ref_name_with_invisible_characters_is_malformed() {
         "a\u{fff9}b",
     ] {
         let update = update(&format!("refs/heads/{hidden}"), ZERO, NEW);
-        let judged = judge(&rules, &update, NOBODY_LOOKED);
+        let judged = judge(&rules, &update, NOT_LOOKED_UP);
         assert_eq!(
             judged,
             Some((Reason::GitMalformed, "git:form".to_owned())),
@@ -177,27 +177,27 @@ fn a_ref_name_with_invisible_characters_is_malformed() {
     }
     for plain in ["é", "日本語", "a\u{301}", "😀"] {
         let update = update(&format!("refs/heads/{plain}"), ZERO, NEW);
-        assert_eq!(judge(&rules, &update, NOBODY_LOOKED), None, "{plain:?}");
+        assert_eq!(judge(&rules, &update, NOT_LOOKED_UP), None, "{plain:?}");
     }
 }
 
 #[test]
-fn the_table_of_git_rules_holds() {
+fn update_is_decided_by_default_rules() {
     use Reason as R;
     let user = RefRules::new(AuthMode::User);
     let bot = RefRules::new(AuthMode::Bot);
     assert_eq!(user.protected.len(), DEFAULT_PROTECTED.len());
     let new = RefFacts {
         exists_upstream: Some(false),
-        ..NOBODY_LOOKED
+        ..NOT_LOOKED_UP
     };
     let foreign = RefFacts {
         exists_upstream: Some(true),
-        ..NOBODY_LOOKED
+        ..NOT_LOOKED_UP
     };
     for (rules, ref_name, old, new_id, facts, expected) in [
         (&user, "refs/heads/a", ZERO, NEW, new, None),
-        (&user, "refs/heads/a", ZERO, NEW, NOBODY_LOOKED, None),
+        (&user, "refs/heads/a", ZERO, NEW, NOT_LOOKED_UP, None),
         (&user, "refs/heads/a", OLD, NEW, MINE, None),
         (
             &user,
@@ -212,7 +212,7 @@ fn the_table_of_git_rules_holds() {
             "refs/heads/a",
             OLD,
             NEW,
-            NOBODY_LOOKED,
+            NOT_LOOKED_UP,
             Some((R::GitProtected, "git:own-branches")),
         ),
         (
@@ -397,7 +397,7 @@ fn the_table_of_git_rules_holds() {
 }
 
 #[test]
-fn a_name_that_is_not_utf8_and_ids_of_two_kinds_are_malformed() {
+fn non_utf8_name_or_mixed_ids_are_malformed() {
     let rules = RefRules::new(AuthMode::User);
     let odd = RefUpdate {
         name: RefName::parse(b"refs/heads/\xff").unwrap(),
@@ -406,13 +406,13 @@ fn a_name_that_is_not_utf8_and_ids_of_two_kinds_are_malformed() {
     };
     let mixed = update("refs/heads/a", ZERO, &"2".repeat(64));
     for update in [odd, mixed] {
-        let (reason, _) = judge(&rules, &update, NOBODY_LOOKED).unwrap();
+        let (reason, _) = judge(&rules, &update, NOT_LOOKED_UP).unwrap();
         assert_eq!(reason, Reason::GitMalformed);
     }
 }
 
 #[test]
-fn deletion_once_allowed_still_spares_tags_protected_and_foreign_branches() {
+fn allowed_deletion_excludes_tags_protected_and_foreign_branches() {
     let rules = RefRules {
         allow_deletion: true,
         deny_force_push: true,
@@ -422,14 +422,14 @@ fn deletion_once_allowed_still_spares_tags_protected_and_foreign_branches() {
     assert_eq!(delete("refs/heads/a", MINE), None);
     assert_eq!(delete("refs/heads/main", MINE), Some(Reason::GitProtected));
     assert_eq!(
-        delete("refs/heads/a", NOBODY_LOOKED),
+        delete("refs/heads/a", NOT_LOOKED_UP),
         Some(Reason::GitProtected)
     );
     assert_eq!(delete("refs/tags/a", MINE), Some(Reason::GitDelete));
 }
 
 #[test]
-fn a_listed_branch_opens_for_user_mode_and_only_as_written() {
+fn listed_branch_is_allowed_in_user_mode_by_exact_match() {
     let rules = RefRules {
         listed: vec![pattern("develop"), pattern("team/*")],
         ..RefRules::new(AuthMode::User)
@@ -440,13 +440,13 @@ fn a_listed_branch_opens_for_user_mode_and_only_as_written() {
         ("refs/heads/team/a", true),
         ("refs/heads/team/a/b", false),
     ] {
-        let denied = judge(&rules, &update(text, OLD, NEW), NOBODY_LOOKED);
+        let denied = judge(&rules, &update(text, OLD, NEW), NOT_LOOKED_UP);
         assert_eq!(denied.is_none(), open, "{text}");
     }
 }
 
 #[test]
-fn force_pushes_pass_unless_denied_and_then_the_unknown_is_denied_too() {
+fn denied_force_push_includes_unknown_history() {
     let loose = RefRules::new(AuthMode::User);
     let strict = RefRules {
         deny_force_push: true,
@@ -462,21 +462,21 @@ fn force_pushes_pass_unless_denied_and_then_the_unknown_is_denied_too() {
         assert_eq!(judge(&strict, &push, facts).is_none(), passes);
     }
     let fresh = update("refs/heads/a", ZERO, NEW);
-    assert_eq!(judge(&strict, &fresh, NOBODY_LOOKED), None);
+    assert_eq!(judge(&strict, &fresh, NOT_LOOKED_UP), None);
 }
 
 #[test]
-fn one_bad_ref_refuses_the_push_and_every_bad_one_is_told() {
+fn one_refused_ref_refuses_push_and_all_are_reported() {
     let rules = RefRules::new(AuthMode::User);
     let push = [
-        (update("refs/heads/a", ZERO, NEW), NOBODY_LOOKED),
-        (update("refs/heads/main", OLD, NEW), NOBODY_LOOKED),
+        (update("refs/heads/a", ZERO, NEW), NOT_LOOKED_UP),
+        (update("refs/heads/main", OLD, NEW), NOT_LOOKED_UP),
         (update("refs/heads/b", OLD, ZERO), MINE),
-        (update("refs/heads/a", ZERO, OLD), NOBODY_LOOKED),
+        (update("refs/heads/a", ZERO, OLD), NOT_LOOKED_UP),
     ];
     let denied = rules.judge_push(&push).unwrap_err();
     assert_eq!(denied.reason, Reason::GitProtected);
-    let told: Vec<(String, Reason)> = denied
+    let reported: Vec<(String, Reason)> = denied
         .refs()
         .iter()
         .map(|one| {
@@ -487,7 +487,7 @@ fn one_bad_ref_refuses_the_push_and_every_bad_one_is_told() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("refs/heads/main".to_owned(), Reason::GitProtected),
             ("refs/heads/b".to_owned(), Reason::GitDelete),
@@ -500,7 +500,7 @@ fn one_bad_ref_refuses_the_push_and_every_bad_one_is_told() {
 
 proptest! {
     #[test]
-    fn parsing_a_ref_never_panics_and_keeps_its_bytes(tail in proptest::collection::vec(any::<u8>(), 0..30)) {
+    fn parsing_ref_never_panics_and_keeps_bytes(tail in proptest::collection::vec(any::<u8>(), 0..30)) {
         let text = [b"refs/heads/".as_slice(), &tail].concat();
         if let Ok(name) = RefName::parse(&text) {
             prop_assert_eq!(name.as_bytes(), text.as_slice());
@@ -508,7 +508,7 @@ proptest! {
     }
 
     #[test]
-    fn what_opens_a_ref_would_also_protect_it(text in "[ab*/]{1,8}", given in "[abAB/]{1,8}") {
+    fn covered_ref_is_also_touched(text in "[ab*/]{1,8}", given in "[abAB/]{1,8}") {
         let parsed = (RefPattern::parse(&text), RefName::parse(format!("refs/heads/{given}").as_bytes()));
         if let (Ok(pattern), Ok(name)) = parsed {
             prop_assert!(!pattern.covers(&name) || pattern.touches(&name));
@@ -516,7 +516,7 @@ proptest! {
     }
 
     #[test]
-    fn no_spelling_of_a_protected_branch_passes(upper in proptest::collection::vec(any::<bool>(), 4), made: bool, bot: bool) {
+    fn protected_branch_in_any_case_is_refused(upper in proptest::collection::vec(any::<bool>(), 4), made: bool, bot: bool) {
         let text: String = "main".chars().zip(&upper)
             .map(|(c, up)| if *up { c.to_ascii_uppercase() } else { c }).collect();
         let rules = RefRules {
@@ -533,7 +533,7 @@ proptest! {
 }
 
 #[test]
-fn an_update_is_written_and_read_back_whatever_its_bytes() {
+fn update_with_non_utf8_name_round_trips_through_json() {
     let update = RefUpdate {
         name: RefName::parse(b"refs/heads/\xff\xfe").unwrap(),
         old: id(ZERO),

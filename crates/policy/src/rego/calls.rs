@@ -1,8 +1,8 @@
-//! Which rule calls which.
+//! The call graph of rules, and its depth limit.
 //!
-//! Machine and interpreter call rules on the thread's own stack and do not look how deep it is, so
-//! that a rule that calls itself would end the process. Rego forbids recursion; the
-//! library finds only some of it.
+//! Machine and interpreter evaluate calls recursively without a limit, so a recursive rule would
+//! overflow the thread's stack and end the process. Rego forbids recursion, but the library does
+//! not detect all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,11 @@ use regorus::rvm::program::Program;
 
 use super::BundleError;
 
-/// How many rules may call each other in a row. One takes some 30 kilobytes of the stack in
-/// the interpreter, without optimisation.
-const DEEPEST: usize = 16;
+/// Maximum depth of calls between rules. One call takes about 30 KB of the stack in the
+/// interpreter, without optimisation.
+const MAX_DEPTH: usize = 16;
 
-/// Refuses a program that could use up the stack.
+/// Rejects a program that could overflow the stack.
 pub(super) fn check(program: &Program) -> Result<(), BundleError> {
     let calls = read(program);
     let mut depths = vec![Depth::Unknown; program.rule_infos.len()];
@@ -28,7 +28,7 @@ pub(super) fn check(program: &Program) -> Result<(), BundleError> {
             let what = if fault.is_cycle {
                 format!("{name} calls itself, directly or through others (recursion)")
             } else {
-                format!("{name} is called through more than {DEEPEST} others")
+                format!("{name} is called through more than {MAX_DEPTH} others")
             };
             BundleError::Policy { place: None, what }
         })?;
@@ -36,7 +36,7 @@ pub(super) fn check(program: &Program) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// The rules that an evaluation of `roots` may come to.
+/// The rules that an evaluation of `roots` may call.
 pub(super) fn reach(program: &Program, roots: &[&str]) -> BTreeSet<usize> {
     let calls = read(program);
     let rules = program.rule_infos.iter().enumerate();
@@ -58,9 +58,9 @@ pub(super) fn instructions(
 ) -> impl Iterator<Item = (Option<usize>, &Instruction)> {
     let begins = begins(program);
     let instructions = program.instructions.iter().enumerate();
-    instructions.map(move |(place, instruction)| {
-        let rule = begins.range(..=place).next_back().map(|(_, rule)| *rule);
-        // What stands before every rule is the way in.
+    instructions.map(move |(index, instruction)| {
+        let rule = begins.range(..=index).next_back().map(|(_, rule)| *rule);
+        // Instructions before the first rule are the entry points.
         (rule, instruction)
     })
 }
@@ -77,7 +77,7 @@ struct Fault {
     is_cycle: bool,
 }
 
-/// How many rules deep a call of `rule` goes. Its own recursion ends at the deepest allowed.
+/// The depth of calls of `rule`. The recursion of this function is limited to the maximum depth.
 fn measure(
     rule: usize,
     calls: &BTreeMap<usize, Vec<usize>>,
@@ -89,7 +89,7 @@ fn measure(
         is_cycle: false,
     };
     match depths.get(rule) {
-        Some(Depth::Of(depth)) if above + depth <= DEEPEST => return Ok(*depth),
+        Some(Depth::Of(depth)) if above + depth <= MAX_DEPTH => return Ok(*depth),
         Some(Depth::Of(_)) => return Err(deep),
         Some(Depth::BeingMeasured) => {
             return Err(Fault {
@@ -99,7 +99,7 @@ fn measure(
         }
         Some(Depth::Unknown) | None => {}
     }
-    if above >= DEEPEST {
+    if above >= MAX_DEPTH {
         return Err(deep);
     }
     let set = |depths: &mut [Depth], depth| {
@@ -130,7 +130,7 @@ fn read(program: &Program) -> BTreeMap<usize, Vec<usize>> {
     calls
 }
 
-/// Where parts of rules begin, and of which.
+/// The start of each part of a rule, with the index of its rule.
 fn begins(program: &Program) -> BTreeMap<usize, usize> {
     let mut begins = BTreeMap::new();
     for (rule, info) in program.rule_infos.iter().enumerate() {
@@ -163,10 +163,10 @@ fn called(program: &Program, instruction: &Instruction) -> Vec<usize> {
     }
 }
 
-/// Whether a path that is known only when it is looked up can lead to the rule `name`, or
-/// to something above or below it.
+/// Whether a path with parts that are known only at run time can match the rule `name`, or a path
+/// above or below it.
 fn could_be(program: &Program, path: &[LiteralOrRegister], name: &str) -> bool {
-    // Names with brackets are not taken apart.
+    // Names with brackets are not split.
     let parts = name.split('.').skip(1);
     name.contains('[')
         || path.iter().zip(parts).all(|(looked_up, part)| {

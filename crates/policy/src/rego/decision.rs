@@ -1,69 +1,69 @@
-//! What a policy answers, in the shapes it may have.
+//! Decisions of policies, parsed from the values that their rules return.
 
 use regorus::Value;
 
 use super::value;
 use crate::verdict::Denial;
 
-/// The longest text of a policy that is told to anybody.
-const LONGEST: usize = 400;
+/// Maximum length of a policy's texts in messages.
+const MAX_TEXT_LEN: usize = 400;
 
-/// The most that a policy may pass on beside its decision, in bytes of JSON.
-const MOST_METADATA: usize = 4096;
+/// Maximum size of a decision's metadata, in bytes of JSON.
+const MAX_METADATA_LEN: usize = 4096;
 
-/// What a bundle says to an input.
+/// The decision of a bundle about an input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// Yes.
-    Allow(Said),
-    /// No.
-    Deny(Said),
-    /// A person decides.
-    Ask(Said),
-    /// Yes, with changed content.
+    /// Allowed.
+    Allow(DecisionDetails),
+    /// Denied.
+    Deny(DecisionDetails),
+    /// The operator decides.
+    Ask(DecisionDetails),
+    /// Allowed with changed content.
     Modify {
-        /// What to change, as the policy puts it.
+        /// The policy's `outputs`, which describe the changes.
         outputs: serde_json::Value,
-        /// Why.
-        said: Said,
+        /// The details of the decision.
+        details: DecisionDetails,
     },
-    /// Nothing, which is no.
+    /// The rule is undefined, which denies.
     Undefined,
-    /// The policy could not decide, which is no unless the operator chose otherwise.
-    Failed(Failure),
+    /// The evaluation failed, which denies unless the operator configured `fail_open`.
+    Failed(EvaluationError),
 }
 
-/// What a decision says of itself.
+/// The details of a decision.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
-    /// A sentence. Bounded, on one line.
+pub struct DecisionDetails {
+    /// The reason: one line of limited length.
     pub message: Option<String>,
-    /// The policy's own name for the rule that decided. Bounded, on one line.
+    /// The policy's own name for the rule that decided: one line of limited length.
     pub rule: Option<String>,
-    /// What whoever asked is to know beside that, where the decision is an object. Bounded: of
-    /// more than that there is nothing.
+    /// Additional data for the client, if the decision is an object with `metadata`. None if it
+    /// is too large.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     outputs: Option<serde_json::Value>,
 }
 
-/// Why there is no decision.
+/// Why an evaluation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// It took too long.
-    #[error("the evaluation took longer than it may")]
+pub enum EvaluationError {
+    /// The time limit was exceeded.
+    #[error("the evaluation exceeded its time limit")]
     OutOfTime,
-    /// It took too many steps.
-    #[error("the evaluation took more steps than it may")]
+    /// The step limit was exceeded.
+    #[error("the evaluation exceeded its step limit")]
     OutOfSteps,
-    /// It failed.
+    /// An error occurred.
     #[error("the evaluation failed: {0}")]
     Error(String),
-    /// It answered something that is no decision.
-    #[error("the policy's answer is no decision: {0}")]
+    /// The result is not a decision.
+    #[error("the policy's result is not a decision: {0}")]
     Shape(String),
 }
 
-/// What may stand beside a decision.
+/// A detail of a decision that a rule or field of its own may provide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Message,
@@ -72,7 +72,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// Each with its names.
+    /// Each part with the names of its rule or field.
     pub(super) const ALL: [(Part, &[&str]); 3] = [
         (Part::Message, &["reason", "message"]),
         (Part::Rule, &["rule"]),
@@ -80,22 +80,21 @@ impl Part {
     ];
 }
 
-impl Said {
-    /// A refusal with what the policy says. Its own name for the rule is the operator's
-    /// business.
-    pub fn told(self, denial: Denial) -> Denial {
+impl DecisionDetails {
+    /// Adds the policy's message to a refusal, and its rule name as evidence for the operator.
+    pub fn apply_to(self, denial: Denial) -> Denial {
         let denial = match self.message {
-            Some(message) => denial.saying(message),
+            Some(message) => denial.with_message(message),
             None => denial,
         };
         match self.rule {
-            Some(rule) => denial.because(format!("the policy calls it {rule}")),
+            Some(rule) => denial.with_evidence(format!("the policy calls it {rule}")),
             None => denial,
         }
     }
 
-    /// Takes what stands beside a decision. What is no text says nothing.
-    pub(super) fn hear(&mut self, part: Part, answer: &Value) {
+    /// Sets a part. A message or rule that is not a string is ignored.
+    pub(super) fn set_part(&mut self, part: Part, answer: &Value) {
         let text = match answer {
             Value::String(text) => Some(clean(text)).filter(|text| !text.is_empty()),
             _ => None,
@@ -111,62 +110,66 @@ impl Said {
     }
 }
 
-/// The words of a decision, and their synonyms.
-enum Word {
+/// The actions of a decision.
+enum Action {
     Allow,
     Deny,
     Ask,
     Modify,
 }
 
-impl Word {
-    fn read(text: &str) -> Option<Self> {
+impl Action {
+    fn parse(text: &str) -> Option<Self> {
         match text {
-            "allow" | "pass" => Some(Word::Allow),
-            "deny" | "block" => Some(Word::Deny),
-            "ask" => Some(Word::Ask),
-            "redact" | "modify" => Some(Word::Modify),
+            "allow" | "pass" => Some(Action::Allow),
+            "deny" | "block" => Some(Action::Deny),
+            "ask" => Some(Action::Ask),
+            "redact" | "modify" => Some(Action::Modify),
             _ => None,
         }
     }
 }
 
 impl Decision {
-    /// Understands the answer of a policy: true or false, a word, or an object that has one
-    /// of them.
+    /// Parses the value of a rule: a boolean, the name of an action, or an object with one of
+    /// them.
     pub(super) fn read(answer: &Value) -> Self {
         match answer {
             Value::Undefined => Decision::Undefined,
-            Value::Bool(true) => Decision::Allow(Said::default()),
-            Value::Bool(false) => Decision::Deny(Said::default()),
-            Value::String(text) => Self::of(text, Said::default()),
+            Value::Bool(true) => Decision::Allow(DecisionDetails::default()),
+            Value::Bool(false) => Decision::Deny(DecisionDetails::default()),
+            Value::String(text) => Self::from_action(text, DecisionDetails::default()),
             Value::Object(_) => Self::read_object(answer),
             Value::Null | Value::Number(_) | Value::Array(_) | Value::Set(_) => {
-                shape("it is no boolean, word or object")
+                shape("it is not a boolean, string or object")
             }
         }
     }
 
     fn read_object(answer: &Value) -> Self {
         let get = |key: &str| &answer[key];
-        let mut said = Said::default();
+        let mut said = DecisionDetails::default();
         for (part, names) in Part::ALL {
             let found = names.iter().map(|name| get(name));
             let found = found.into_iter().find(|found| **found != Value::Undefined);
-            said.hear(part, found.unwrap_or(&Value::Undefined));
+            said.set_part(part, found.unwrap_or(&Value::Undefined));
         }
         said.metadata = metadata(get("metadata"));
-        let mut words = ["action", "decision"].into_iter().map(get);
-        let word = words.find(|word| **word != Value::Undefined);
-        // `allow: false` beside `action: "allow"` is a policy at odds with itself.
-        match (word, get("allow")) {
-            (Some(Value::String(word)), Value::Undefined | Value::Bool(true)) => {
-                Self::of(word, said)
+        let mut actions = ["action", "decision"].into_iter().map(get);
+        let action = actions.find(|action| **action != Value::Undefined);
+        // `allow: false` together with `action: "allow"` is a contradiction.
+        match (action, get("allow")) {
+            (Some(Value::String(action)), Value::Undefined | Value::Bool(true)) => {
+                Self::from_action(action, said)
             }
-            (Some(Value::String(word)), Value::Bool(false)) => match Self::of(word, said) {
-                Decision::Allow(_) | Decision::Modify { .. } => shape("it allows and does not"),
-                other => other,
-            },
+            (Some(Value::String(action)), Value::Bool(false)) => {
+                match Self::from_action(action, said) {
+                    Decision::Allow(_) | Decision::Modify { .. } => {
+                        shape("its action allows and its 'allow' is false")
+                    }
+                    other => other,
+                }
+            }
             (Some(Value::Bool(true)), Value::Undefined) | (None, Value::Bool(true)) => {
                 Decision::Allow(said)
             }
@@ -174,27 +177,30 @@ impl Decision {
                 Decision::Deny(said)
             }
             (None, Value::Undefined) => shape("it has neither action nor decision nor allow"),
-            _ => shape("its action, decision or allow is no word and no boolean"),
+            _ => shape("its action, decision or allow is neither a string nor a boolean"),
         }
     }
 
-    fn of(word: &str, said: Said) -> Self {
-        match Word::read(word) {
-            Some(Word::Allow) => Decision::Allow(said),
-            Some(Word::Deny) => Decision::Deny(said),
-            Some(Word::Ask) => Decision::Ask(said),
-            Some(Word::Modify) => Decision::Modify {
+    fn from_action(action: &str, said: DecisionDetails) -> Self {
+        match Action::parse(action) {
+            Some(Action::Allow) => Decision::Allow(said),
+            Some(Action::Deny) => Decision::Deny(said),
+            Some(Action::Ask) => Decision::Ask(said),
+            Some(Action::Modify) => Decision::Modify {
                 outputs: serde_json::Value::Null,
-                said,
+                details: said,
             },
-            None => shape(&format!("'{word}' is no action")),
+            None => shape(&format!("'{action}' is not an action")),
         }
-        .settled()
+        .with_outputs()
     }
 
-    /// Moves the outputs to where they belong.
-    fn settled(mut self) -> Self {
-        if let Decision::Modify { outputs, said } = &mut self
+    /// Moves the outputs from the details to [`Decision::Modify`].
+    fn with_outputs(mut self) -> Self {
+        if let Decision::Modify {
+            outputs,
+            details: said,
+        } = &mut self
             && let Some(found) = said.outputs.take()
         {
             *outputs = found;
@@ -202,27 +208,27 @@ impl Decision {
         self
     }
 
-    /// What whoever asked is to know beside the decision.
+    /// Additional data for the client.
     pub fn metadata(&self) -> Option<&serde_json::Map<String, serde_json::Value>> {
-        self.said()?.metadata.as_ref()
+        self.details()?.metadata.as_ref()
     }
 
-    /// The sentence beside the decision.
+    /// The reason.
     pub fn message(&self) -> Option<&str> {
-        self.said()?.message.as_deref()
+        self.details()?.message.as_deref()
     }
 
-    fn said(&self) -> Option<&Said> {
+    fn details(&self) -> Option<&DecisionDetails> {
         match self {
             Decision::Allow(said)
             | Decision::Deny(said)
             | Decision::Ask(said)
-            | Decision::Modify { said, .. } => Some(said),
+            | Decision::Modify { details: said, .. } => Some(said),
             Decision::Undefined | Decision::Failed(_) => None,
         }
     }
 
-    /// Whether the answer is no.
+    /// Whether the decision denies.
     pub(super) fn is_refusal(&self) -> bool {
         match self {
             Decision::Deny(_) | Decision::Undefined | Decision::Failed(_) => true,
@@ -230,16 +236,16 @@ impl Decision {
         }
     }
 
-    /// Adds what stands beside the rule that decided.
-    pub(super) fn hear(mut self, parts: impl Iterator<Item = (Part, Value)>) -> Self {
+    /// Adds the values of the rules for details.
+    pub(super) fn with_parts(mut self, parts: impl Iterator<Item = (Part, Value)>) -> Self {
         if let Decision::Allow(said)
         | Decision::Deny(said)
         | Decision::Ask(said)
-        | Decision::Modify { said, .. } = &mut self
+        | Decision::Modify { details: said, .. } = &mut self
         {
-            parts.for_each(|(part, answer)| said.hear(part, &answer));
+            parts.for_each(|(part, answer)| said.set_part(part, &answer));
         }
-        self.settled()
+        self.with_outputs()
     }
 }
 
@@ -248,18 +254,20 @@ fn metadata(found: &Value) -> Option<serde_json::Map<String, serde_json::Value>>
         return None;
     };
     let text = serde_json::to_string(&fields).ok()?;
-    (text.len() <= MOST_METADATA).then_some(fields)
+    (text.len() <= MAX_METADATA_LEN).then_some(fields)
 }
 
 fn shape(what: &str) -> Decision {
-    Decision::Failed(Failure::Shape(clean(what)))
+    Decision::Failed(EvaluationError::Shape(clean(what)))
 }
 
-/// Text that is safe to tell: one line, of bounded length, without characters that move a
-/// cursor or turn the writing round.
+/// Sanitises text for messages: one line of limited length, without control characters and
+/// characters that change the direction of text.
 pub(super) fn clean(text: &str) -> String {
-    let unseen = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    let seen = text.chars().filter(|c| !unseen(*c)).take(LONGEST);
-    let line: String = seen.map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let invisible = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    let visible = text.chars().filter(|c| !invisible(*c)).take(MAX_TEXT_LEN);
+    let line: String = visible
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     line.trim().to_owned()
 }

@@ -1,21 +1,21 @@
-//! Which rules of a bundle are asked.
+//! The entrypoint of a bundle: the rules that are evaluated.
 
 use regorus::Engine;
 
 use super::BundleError;
 use super::decision::Part;
 
-/// The rule that decides, and those beside it that say why.
+/// The rule that decides, and the rules for its details.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     rule: String,
-    beside: Vec<(Part, String)>,
+    details: Vec<(Part, String)>,
 }
 
 impl Entry {
-    /// Finds what `entrypoint` means. It is a rule, or a package: then its `decision`
-    /// counts, else its `action`, else its `allow`, and for the last two the package's
-    /// `reason` (or `message`), `rule` and `outputs` belong to the answer.
+    /// Resolves `entrypoint`. It is a rule, or a package: then the package's rule `decision`
+    /// decides, or else `action`, or else `allow`, and with the last two the package's rules
+    /// `reason` (or `message`), `rule` and `outputs` are the details.
     pub(super) fn find(
         engine: &Engine,
         entrypoint: &str,
@@ -41,7 +41,7 @@ impl Entry {
         if !above.is_empty() && has(&parent, last) {
             return Ok(Self {
                 rule: format!("{parent}.{last}"),
-                beside: Vec::new(),
+                details: Vec::new(),
             });
         }
         let package = format!("{parent}.{last}");
@@ -49,16 +49,16 @@ impl Entry {
         let Some(rule) = whole.into_iter().find(|rule| has(&package, rule)) else {
             return Err(BundleError::NoEntrypoint(entrypoint.to_owned()));
         };
-        let mut beside = Vec::new();
+        let mut details = Vec::new();
         if rule != "decision" {
             for (part, names) in Part::ALL {
                 let found = names.iter().find(|name| has(&package, name));
-                beside.extend(found.map(|name| (part, format!("{package}.{name}"))));
+                details.extend(found.map(|name| (part, format!("{package}.{name}"))));
             }
         }
         Ok(Self {
             rule: format!("{package}.{rule}"),
-            beside,
+            details,
         })
     }
 
@@ -66,14 +66,14 @@ impl Entry {
         &self.rule
     }
 
-    pub(super) fn beside(&self) -> &[(Part, String)] {
-        &self.beside
+    pub(super) fn details(&self) -> &[(Part, String)] {
+        &self.details
     }
 
-    /// The rule that decides, and the one that says what to change, if there is one.
+    /// The rule that decides, and the rule for outputs, if there is one.
     pub(super) fn deciding(&self) -> Vec<&str> {
         let outputs = self
-            .beside
+            .details
             .iter()
             .filter(|(part, _)| *part == Part::Outputs);
         let outputs = outputs.map(|(_, rule)| rule.as_str());
@@ -82,12 +82,12 @@ impl Entry {
 
     /// Every rule, the one that decides first.
     pub(super) fn rules(&self) -> Vec<&str> {
-        let beside = self.beside.iter().map(|(_, rule)| rule.as_str());
-        std::iter::once(self.rule()).chain(beside).collect()
+        let details = self.details.iter().map(|(_, rule)| rule.as_str());
+        std::iter::once(self.rule()).chain(details).collect()
     }
 }
 
-/// Whether it can stand between dots.
+/// Whether `text` is an identifier.
 fn is_word(text: &str) -> bool {
     let mut bytes = text.bytes();
     let begins = bytes

@@ -1,22 +1,22 @@
-//! The rules a bundle declares, with where they stand.
+//! The rules that a bundle declares, with their locations.
 //!
-//! The library keeps its syntax tree to itself. Rules begin at the start of a line, and the
-//! library says whether a name is one.
+//! The library's syntax tree has no public interface for this. So candidates are the names at the
+//! start of lines, and the library confirms whether a name is a rule.
 
 use regorus::Engine;
 
-use super::{BundleError, Module, check_nesting, decision, wrong};
+use super::{BundleError, Module, check_nesting, decision, policy_error};
 
-/// One place where a rule is declared.
+/// A declaration of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// The package, with `data.` in front.
+    /// The package, with the prefix `data.`.
     pub(super) package: String,
     /// The rule's name.
     pub(super) name: String,
     /// The file.
     pub(super) file: String,
-    /// The line, from one.
+    /// The line, starting at one.
     pub(super) line: usize,
 }
 
@@ -25,13 +25,13 @@ impl Head {
         format!("{}.{}", self.package, self.name)
     }
 
-    pub(super) fn place(&self) -> String {
+    pub(super) fn location(&self) -> String {
         format!("{}:{}", self.file, self.line)
     }
 }
 
-/// An interpreter with `modules` and `data`, strict, and the rules in it. Functions are left
-/// out: they mean nothing by themselves.
+/// An interpreter with `modules` and `data`, with strict errors of built-ins, and the declared
+/// rules. Functions are left out, because they have no value without arguments.
 pub(super) fn read(
     modules: &[Module],
     data: &serde_json::Value,
@@ -45,7 +45,7 @@ pub(super) fn read(
         check_nesting(module)?;
         let package = engine
             .add_policy(module.name.clone(), module.text.clone())
-            .map_err(|error| wrong(&error.to_string()))?;
+            .map_err(|error| policy_error(&error.to_string()))?;
         let lines = module.text.lines().zip(1..);
         for (name, line) in lines.filter_map(|(text, line)| Some((name_in(text)?, line))) {
             let is_rule = engine.has_declared_rule_rooted_at(&module.name, name);
@@ -60,7 +60,7 @@ pub(super) fn read(
         }
     }
     let data = super::value::read(data)
-        .ok_or_else(|| BundleError::Data("it is nested too deep".to_owned()))?;
+        .ok_or_else(|| BundleError::Data("it is nested too deeply".to_owned()))?;
     engine
         .add_data(data)
         .map_err(|error| BundleError::Data(decision::clean(&error.to_string())))?;
@@ -68,7 +68,7 @@ pub(super) fn read(
     Ok((engine, heads))
 }
 
-/// The word a line begins with, where a rule of that name could begin there.
+/// The name at the start of a line, if a rule of that name could be declared there.
 fn name_in(line: &str) -> Option<&str> {
     let line = line.strip_prefix("default ").unwrap_or(line);
     let end = line.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');

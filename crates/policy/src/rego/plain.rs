@@ -1,20 +1,19 @@
-//! Whether a policy is plain: written in the part of Rego that machine and interpreter read
-//! alike, as long as nothing goes wrong.
+//! Detects plain policies: those in the subset of Rego that machine and interpreter evaluate alike
+//! as long as no error occurs.
 //!
-//! This is a list of what is known to be the same, found by reading both; whatever is not on
-//! it is not plain, and every yes of such a policy is put to the interpreter. Left out on
-//! purpose, because the machine answers otherwise there:
+//! The subset is a list of constructs that are known to be equal, from reading the code of both.
+//! All others are not plain, and every decision of such a policy that is not a refusal is
+//! confirmed by the interpreter. These are excluded because the machine evaluates them differently:
 //!
-//! - `else`: dropped behind a loop;
-//! - comprehensions and `every` in a loop: a condition that fails in them ends a round of the
-//!   loop around them; `input` that is first read in one is not there behind it;
-//! - several values of one rule, from a loop or from several definitions: the last or none
-//!   counts, where the interpreter fails (so only one and the same constant is plain, but for
-//!   the definitions of the rule that decides, which says nothing then, and that is no);
-//! - the same key twice in an object or a comprehension: the last one counts;
-//! - patterns in parameters, `:=` and `some`, and parameters called `_`: what is undefined
-//!   goes through;
-//! - packages as values (`data.lists`), which the interpreter evaluates whole.
+//! - `else`: ignored after a loop;
+//! - comprehensions and `every` in a loop: a condition that fails inside them ends an iteration of
+//!   the outer loop; `input` that is first read inside one is not available after it;
+//! - several values of one rule, from a loop or from several definitions: the machine uses the last
+//!   value or none, where the interpreter fails (so only equal constants are plain, except in the
+//!   definitions of the rule that decides, which is then undefined, and that denies);
+//! - duplicate keys in an object or a comprehension: the last one counts;
+//! - patterns in parameters, `:=` and `some`, and parameters named `_`: undefined values match;
+//! - packages as values (`data.lists`), which the interpreter evaluates completely.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,14 +27,14 @@ use regorus::{CompiledPolicy, Value};
 
 use super::{calls, watch};
 
-/// Whether the rules of `policy` that `deciding`, rules of `program`, need are all plain. The
-/// first of them is the one that decides.
+/// Whether all rules of `policy` that the rules `deciding` of `program` call are plain. The first
+/// of `deciding` is the rule that decides.
 pub(super) fn is_plain(policy: &CompiledPolicy, program: &Program, deciding: &[&str]) -> bool {
     let reached = calls::reach(program, deciding);
     let mut needed = calls::instructions(program)
         .filter(|(rule, _)| rule.is_none_or(|rule| reached.contains(&rule)));
-    needed.all(|(_, instruction)| is_known(program, *instruction))
-        && Names::read(policy, program, &reached, deciding).is_some_and(|names| {
+    needed.all(|(_, instruction)| is_watched(program, *instruction))
+        && PolicyNames::read(policy, program, &reached, deciding).is_some_and(|names| {
             let modules = policy.get_modules().iter();
             modules.zip(&names.packages).all(|(module, package)| {
                 let rules = module.policy.iter();
@@ -46,8 +45,8 @@ pub(super) fn is_plain(policy: &CompiledPolicy, program: &Program, deciding: &[&
         })
 }
 
-/// Whether it is one of the instructions whose ways to go wrong are watched.
-fn is_known(program: &Program, instruction: Instruction) -> bool {
+/// Whether all errors of the instruction are recorded by [`watch`].
+fn is_watched(program: &Program, instruction: Instruction) -> bool {
     let data = &program.instruction_data;
     match instruction {
         Instruction::Load { .. }
@@ -100,29 +99,29 @@ fn is_known(program: &Program, instruction: Instruction) -> bool {
     }
 }
 
-/// What the names in a policy mean.
-struct Names<'a> {
+/// The names that a policy declares.
+struct PolicyNames<'a> {
     /// The package of each module, as a path.
     packages: Vec<String>,
-    /// Every rule by its path. Of a function, with how many parameters it takes.
+    /// Every rule by its path; for a function, with its number of parameters.
     rules: BTreeMap<String, Option<usize>>,
-    /// The rules that are needed.
+    /// The rules that the evaluation may call.
     used: BTreeMap<&'a str, &'a RuleInfo>,
     /// The rule that decides.
     entry: &'a str,
-    /// The first words of built-in functions' names, which nothing else may be called.
-    taken: BTreeSet<&'static str>,
+    /// Reserved names: the first components of built-in functions' names.
+    reserved: BTreeSet<&'static str>,
 }
 
-/// One body of a rule, with what it declares.
+/// One body of a rule, with its local variables.
 struct Body<'a> {
-    names: &'a Names<'a>,
+    names: &'a PolicyNames<'a>,
     package: &'a str,
     locals: BTreeSet<&'a str>,
     has_loop: bool,
 }
 
-impl<'a> Names<'a> {
+impl<'a> PolicyNames<'a> {
     fn read(
         policy: &CompiledPolicy,
         program: &'a Program,
@@ -135,7 +134,7 @@ impl<'a> Names<'a> {
             rules: BTreeMap::new(),
             used: BTreeMap::new(),
             entry: deciding.first()?,
-            taken: words.chain(["data", "input", "print", "walk"]).collect(),
+            reserved: words.chain(["data", "input", "print", "walk"]).collect(),
         };
         for module in policy.get_modules() {
             let package = format!("data.{}", path(&module.package.refr)?);
@@ -145,7 +144,7 @@ impl<'a> Names<'a> {
         let used = reached.iter();
         let used = used.filter_map(|rule| program.get_rule_info(*rule));
         names.used = used.map(|rule| (rule.name.as_str(), rule)).collect();
-        // A rule with another, or a package, below it is a document of several parts.
+        // A rule whose path is the prefix of another rule or package is a composite document.
         let is_document = names.rules.keys().any(|rule| {
             let mut paths = names.rules.keys().chain(&names.packages);
             let below = format!("{rule}.");
@@ -155,7 +154,7 @@ impl<'a> Names<'a> {
     }
 
     fn declare(&mut self, package: &str, module: &Module) -> Option<()> {
-        // A package without rules is an empty object to the one and nothing to the other.
+        // A package without rules is an empty object in one evaluator and undefined in the other.
         if module.policy.is_empty() || module.target.is_some() {
             return None;
         }
@@ -175,7 +174,7 @@ impl<'a> Names<'a> {
                 Rule::Default { refr, args, .. } if args.is_empty() => (refr, None),
                 Rule::Default { .. } => return None,
             };
-            let name = variable(refr).filter(|name| !self.taken.contains(name))?;
+            let name = variable(refr).filter(|name| !self.reserved.contains(name))?;
             let path = format!("{package}.{name}");
             if *self.rules.entry(path).or_insert(parameters) != parameters {
                 return None;
@@ -184,7 +183,7 @@ impl<'a> Names<'a> {
         Some(())
     }
 
-    /// Whether a rule is plain, or not needed. None where it cannot be told.
+    /// Whether a rule is plain, or not used. None if that cannot be determined.
     fn is_plain_rule(&self, package: &str, rule: &Ref<Rule>) -> Option<bool> {
         let (head, bodies) = match rule.as_ref() {
             Rule::Spec { head, bodies, .. } => (head, bodies),
@@ -224,8 +223,8 @@ impl<'a> Names<'a> {
         if !has_plain_body {
             return Some(false);
         }
-        // Whatever has several definitions has one value, which the compiler found out. The
-        // rule that decides may have more: nothing reads it, and without a value it refuses.
+        // Several definitions must have the same value, which the compiler detects. The rule that
+        // decides may have several values: no rule reads it, and if undefined it denies.
         let is_single = info.definitions.len() == 1
             || info.early_exit_on_first_success
             || info.name == self.entry;
@@ -240,7 +239,7 @@ impl<'a> Names<'a> {
                         is_constant(value) || (!body.has_loop && body.is_plain(value))
                     })
             }
-            // A member that is undefined empties the set of the interpreter.
+            // An undefined member makes the interpreter's set empty.
             RuleHead::Set { key: Some(key), .. } => {
                 info.rule_type == RuleType::PartialSet
                     && (is_constant(key)
@@ -252,13 +251,13 @@ impl<'a> Names<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// Takes a name for what the body binds. Not one that means something else already.
+    /// Declares a local variable. False if its name is reserved or declared already.
     fn declare(&mut self, expr: &'a Ref<Expr>) -> bool {
         let Some(name) = variable(expr) else {
             return false;
         };
         let rule = format!("{}.{name}", self.package);
-        let is_free = !self.names.taken.contains(name) && !self.names.rules.contains_key(&rule);
+        let is_free = !self.names.reserved.contains(name) && !self.names.rules.contains_key(&rule);
         is_free && name != "_" && self.locals.insert(name)
     }
 
@@ -271,8 +270,8 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Statements are not evaluated in the order in which they are written, so all names
-    /// come first.
+    /// Declares all local variables. Statements are not evaluated in source order, so this comes
+    /// first.
     fn declare_all(&mut self, statements: &'a [LiteralStmt]) -> bool {
         statements.iter().all(|statement| match &statement.literal {
             Literal::SomeIn { key, value, .. } => {
@@ -315,7 +314,7 @@ impl<'a> Body<'a> {
                 items.iter().all(|item| self.is_plain(item))
             }
             Expr::Object { fields, .. } => {
-                has_texts_for_keys(fields)
+                has_distinct_string_keys(fields)
                     && fields.iter().all(|(_, _, value)| self.is_plain(value))
             }
             Expr::BoolExpr { lhs, rhs, .. } | Expr::ArithExpr { lhs, rhs, .. } => {
@@ -335,27 +334,27 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// How many parameters a function has.
+    /// The number of parameters of a function.
     fn parameters_of(&self, name: &str) -> Option<usize> {
         let rules = &self.names.rules;
         if name.starts_with("data.") {
             return rules.get(name).copied().flatten();
         }
-        // Nothing else is called like a built-in, so this order is nobody's.
+        // The names of built-ins are reserved, so the order of the lookups does not matter.
         let own = rules.get(&format!("{}.{name}", self.package));
         own.copied().flatten().or_else(|| watch::arity(name))
     }
 
-    /// A name, with fields and places behind it that are written out.
+    /// Whether a reference is plain: a name with literal fields and indices.
     fn is_plain_reference(&self, expr: &Ref<Expr>) -> bool {
-        let (mut root, mut has_place) = (expr, false);
+        let (mut root, mut has_index) = (expr, false);
         loop {
             match root.as_ref() {
                 Expr::RefDot { refr, .. } => root = refr,
                 Expr::RefBrack { refr, index, .. } => {
                     match index.as_ref() {
                         Expr::String { .. } => {}
-                        Expr::Number { .. } => has_place = true,
+                        Expr::Number { .. } => has_index = true,
                         _ => return false,
                     }
                     root = refr;
@@ -370,14 +369,14 @@ impl<'a> Body<'a> {
         let rule = format!("{}.{name}", self.package);
         match name {
             "input" => true,
-            // A number may stand for a text there, but only to the interpreter.
-            "data" => !has_place && !std::ptr::eq(root, expr),
+            // The interpreter, but not the machine, accepts a number for a string key there.
+            "data" => !has_index && !std::ptr::eq(root, expr),
             _ => self.locals.contains(name) || self.names.rules.get(&rule) == Some(&None),
         }
     }
 }
 
-/// A value that is written out.
+/// Whether the expression is a constant.
 fn is_constant(expr: &Ref<Expr>) -> bool {
     match expr.as_ref() {
         Expr::String { .. }
@@ -390,21 +389,22 @@ fn is_constant(expr: &Ref<Expr>) -> bool {
         }
         Expr::Array { items, .. } | Expr::Set { items, .. } => items.iter().all(is_constant),
         Expr::Object { fields, .. } => {
-            has_texts_for_keys(fields) && fields.iter().all(|(_, _, value)| is_constant(value))
+            has_distinct_string_keys(fields)
+                && fields.iter().all(|(_, _, value)| is_constant(value))
         }
         _ => false,
     }
 }
 
-/// Whether the keys of an object are written out, each once.
-fn has_texts_for_keys<T>(fields: &[(T, Ref<Expr>, Ref<Expr>)]) -> bool {
-    let keys = fields.iter().map(|(_, key, _)| text(key));
+/// Whether the keys of an object are string constants without duplicates.
+fn has_distinct_string_keys<T>(fields: &[(T, Ref<Expr>, Ref<Expr>)]) -> bool {
+    let keys = fields.iter().map(|(_, key, _)| string_constant(key));
     let keys: Option<BTreeSet<&str>> = keys.collect();
     keys.is_some_and(|keys| keys.len() == fields.len())
 }
 
-/// The text of a key.
-fn text(expr: &Ref<Expr>) -> Option<&str> {
+/// The text of a string constant.
+fn string_constant(expr: &Ref<Expr>) -> Option<&str> {
     match expr.as_ref() {
         Expr::String {
             value: Value::String(text),
@@ -414,7 +414,7 @@ fn text(expr: &Ref<Expr>) -> Option<&str> {
     }
 }
 
-/// The name, where there is nothing else.
+/// The name, if the expression is only a variable.
 fn variable(expr: &Ref<Expr>) -> Option<&str> {
     match expr.as_ref() {
         Expr::Var { span, .. } => Some(span.text()),
@@ -422,7 +422,7 @@ fn variable(expr: &Ref<Expr>) -> Option<&str> {
     }
 }
 
-/// Names with dots between them.
+/// The path, if the expression is names with dots between them.
 fn path(expr: &Ref<Expr>) -> Option<String> {
     match expr.as_ref() {
         Expr::Var { span, .. } => Some(span.text().to_owned()),

@@ -1,59 +1,59 @@
-//! A bundle at its post: how it is asked, and what follows from what it says.
+//! A policy bundle with its settings: evaluation, and the outcome of its decisions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::decision::{Decision, Failure, Said};
+use super::decision::{Decision, DecisionDetails, EvaluationError};
 use super::{Budget, Bundle};
 use crate::reason::Reason;
 use crate::verdict::{Denial, RuleName};
 
-/// What is tried at once. A policy of ordinary size needs a tenth of it.
-const QUICK: Budget = Budget {
+/// The budget of evaluations on an async thread. A policy of ordinary size needs a tenth of it.
+const QUICK_BUDGET: Budget = Budget {
     time: Duration::from_millis(1),
     steps: 10_000,
 };
 
-/// A bundle whose decisions have consequences.
+/// A compiled bundle with its settings.
 #[derive(Debug)]
 pub struct PolicyBundle {
     bundle: Bundle,
-    terms: Terms,
+    terms: BundleTerms,
     failures: AtomicU64,
 }
 
-/// On what terms a bundle judges.
+/// The settings of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// How much one evaluation may take.
+pub struct BundleTerms {
+    /// The limits of one evaluation.
     pub budget: Budget,
-    /// Whether what it says counts; otherwise it is written down and changes nothing.
-    pub counts: bool,
-    /// Whether what it cannot decide passes.
+    /// Whether the bundle's decisions are enforced; otherwise they are only logged.
+    pub is_enforced: bool,
+    /// Whether a failed evaluation allows the request.
     pub fail_open: bool,
 }
 
-/// What follows from a bundle's decision.
+/// The outcome of a bundle's decision.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// It passes.
+pub enum BundleOutcome {
+    /// The subject passes.
     Pass,
-    /// It passes with changed content.
+    /// The subject passes with changed content.
     Change {
-        /// The change, as the policy puts it.
+        /// The policy's `outputs`, which describe the changes.
         outputs: serde_json::Value,
-        /// The policy's sentence and rule.
-        said: Said,
+        /// The details of the decision.
+        details: DecisionDetails,
     },
-    /// An operator decides.
-    Ask(Said),
-    /// It is refused.
+    /// The operator decides.
+    Ask(DecisionDetails),
+    /// The subject is refused.
     Deny(Denial),
 }
 
 impl PolicyBundle {
-    /// Puts a bundle at its post.
-    pub fn new(bundle: Bundle, terms: Terms) -> Self {
+    /// A bundle with its settings.
+    pub fn new(bundle: Bundle, terms: BundleTerms) -> Self {
         Self {
             bundle,
             terms,
@@ -61,64 +61,71 @@ impl PolicyBundle {
         }
     }
 
-    /// The bundle's name.
+    /// The bundle's id.
     pub fn id(&self) -> &str {
         self.bundle.id()
     }
 
-    /// Its name among rules.
+    /// The rule name in refusals and records.
     pub fn rule_name(&self) -> RuleName {
         self.bundle.rule_name()
     }
 
-    /// Whether what it says counts, as long as it can decide.
-    pub fn counts(&self) -> bool {
-        self.terms.counts
+    /// Whether the bundle's decisions are enforced, except for failures with `fail_open`.
+    pub fn is_enforced(&self) -> bool {
+        self.terms.is_enforced
     }
 
-    /// Decides, where that takes next to no time. Whatever takes more is asked again where it
-    /// keeps nobody waiting: a decision has no effects, so asking twice does no harm.
-    pub fn at_once(&self, input: &serde_json::Value) -> Option<Decision> {
-        let decision = self.bundle.decide(input, QUICK);
+    /// Evaluates with a small budget, for async threads. None if that is not enough; the caller
+    /// then evaluates again on a blocking thread, which is safe because evaluations have no side
+    /// effects.
+    pub fn decide_quickly(&self, input: &serde_json::Value) -> Option<Decision> {
+        let decision = self.bundle.decide(input, QUICK_BUDGET);
         let is_slow = matches!(
             decision,
-            Decision::Failed(Failure::OutOfTime | Failure::OutOfSteps)
+            Decision::Failed(EvaluationError::OutOfTime | EvaluationError::OutOfSteps)
         );
         (!is_slow).then_some(decision)
     }
 
-    /// Decides in all the time there is for it. Blocks for as long.
-    pub fn at_length(&self, input: &serde_json::Value) -> Decision {
+    /// Evaluates with the configured budget, and blocks for that time.
+    pub fn decide_blocking(&self, input: &serde_json::Value) -> Decision {
         self.bundle.decide(input, self.terms.budget)
     }
 
-    /// What follows from a decision.
-    pub fn understand(&self, decision: Decision) -> Outcome {
+    /// The outcome of a decision.
+    pub fn outcome(&self, decision: Decision) -> BundleOutcome {
         let deny = |reason: Reason| Denial::new(reason, self.rule_name());
         match decision {
-            Decision::Allow(_) => Outcome::Pass,
-            Decision::Modify { outputs, said } => Outcome::Change { outputs, said },
-            Decision::Ask(said) => Outcome::Ask(said),
-            Decision::Deny(said) => Outcome::Deny(said.told(deny(Reason::RegoDenied))),
+            Decision::Allow(_) => BundleOutcome::Pass,
+            Decision::Modify {
+                outputs,
+                details: said,
+            } => BundleOutcome::Change {
+                outputs,
+                details: said,
+            },
+            Decision::Ask(said) => BundleOutcome::Ask(said),
+            Decision::Deny(said) => BundleOutcome::Deny(said.apply_to(deny(Reason::RegoDenied))),
             Decision::Undefined => {
-                let because = format!("{} is undefined here", self.bundle.rule());
-                Outcome::Deny(deny(Reason::RegoDenied).because(because))
+                let evidence = format!("{} is undefined for this input", self.bundle.rule());
+                BundleOutcome::Deny(deny(Reason::RegoDenied).with_evidence(evidence))
             }
             Decision::Failed(failure) => {
-                Outcome::Deny(deny(Reason::RegoError).because(failure.to_string()))
+                BundleOutcome::Deny(deny(Reason::RegoError).with_evidence(failure.to_string()))
             }
         }
     }
 
-    /// Whether a refusal by this bundle decides: it is not there to log, nor did it fail where
-    /// the operator lets failures pass. None stands for any other outcome.
+    /// Whether an outcome of this bundle is enforced; `refusal` is none if the outcome is not a
+    /// refusal. False for a bundle that only logs, and for a failure with `fail_open`.
     pub fn decides(&self, refusal: Option<&Denial>) -> bool {
         let failed = refusal.is_some_and(|denial| denial.reason == Reason::RegoError);
-        self.terms.counts && !(failed && self.terms.fail_open)
+        self.terms.is_enforced && !(failed && self.terms.fail_open)
     }
 
-    /// Counts a failure. How many there were, where that is worth a line of the log: an agent
-    /// can make a policy fail as often as it likes.
+    /// Counts a failure. Returns the count if it should be logged (powers of two), because an
+    /// agent can make a policy fail any number of times.
     pub fn count_failure(&self) -> Option<u64> {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
         failures.is_power_of_two().then_some(failures)

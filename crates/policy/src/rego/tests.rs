@@ -21,19 +21,19 @@ fn decide(text: &str, input: Value) -> Decision {
     bundle.unwrap().decide(&input, Budget::of(TIME))
 }
 
-fn said(message: Option<&str>, rule: Option<&str>) -> Said {
-    let mut said = Said::default();
-    said.message = message.map(str::to_owned);
-    said.rule = rule.map(str::to_owned);
-    said
+fn details(message: Option<&str>, rule: Option<&str>) -> DecisionDetails {
+    let mut details = DecisionDetails::default();
+    details.message = message.map(str::to_owned);
+    details.rule = rule.map(str::to_owned);
+    details
 }
 
 #[test]
-fn every_shape_of_a_decision_is_understood() {
-    let why = || said(Some("why"), None);
+fn every_form_of_decision_is_parsed() {
+    let why = || details(Some("why"), None);
     for (policy, wanted) in [
-        ("allow := true", Decision::Allow(Said::default())),
-        ("allow := false", Decision::Deny(Said::default())),
+        ("allow := true", Decision::Allow(DecisionDetails::default())),
+        ("allow := false", Decision::Deny(DecisionDetails::default())),
         ("allow := true if input.no", Decision::Undefined),
         (
             "default allow := false\nreason := \"why\"",
@@ -41,15 +41,15 @@ fn every_shape_of_a_decision_is_understood() {
         ),
         (
             "allow := false\nmessage := \"why\"\nrule := \"r\"",
-            Decision::Deny(said(Some("why"), Some("r"))),
+            Decision::Deny(details(Some("why"), Some("r"))),
         ),
         (
             r#"decision := {"allow": false, "reason": "why", "rule": "r"}"#,
-            Decision::Deny(said(Some("why"), Some("r"))),
+            Decision::Deny(details(Some("why"), Some("r"))),
         ),
         (
             r#"decision := {"allow": true}"#,
-            Decision::Allow(Said::default()),
+            Decision::Allow(DecisionDetails::default()),
         ),
         (
             r#"decision := {"decision": "ask", "message": "why"}"#,
@@ -65,9 +65,12 @@ fn every_shape_of_a_decision_is_understood() {
         ),
         (
             r#"decision := {"action": "allow"}"#,
-            Decision::Allow(Said::default()),
+            Decision::Allow(DecisionDetails::default()),
         ),
-        (r#"decision := "ask""#, Decision::Ask(Said::default())),
+        (
+            r#"decision := "ask""#,
+            Decision::Ask(DecisionDetails::default()),
+        ),
         (
             "action := \"block\"\nreason := \"why\"",
             Decision::Deny(why()),
@@ -76,14 +79,14 @@ fn every_shape_of_a_decision_is_understood() {
             r#"decision := {"action": "redact", "outputs": {"redaction_rules": {"fields": ["a"]}}}"#,
             Decision::Modify {
                 outputs: json!({"redaction_rules": {"fields": ["a"]}}),
-                said: Said::default(),
+                details: DecisionDetails::default(),
             },
         ),
         (
             "action := \"redact\"\noutputs := {\"modified_data\": {\"a\": 1}}",
             Decision::Modify {
                 outputs: json!({"modified_data": {"a": 1}}),
-                said: Said::default(),
+                details: DecisionDetails::default(),
             },
         ),
     ] {
@@ -92,7 +95,7 @@ fn every_shape_of_a_decision_is_understood() {
 }
 
 #[test]
-fn an_answer_that_is_no_decision_is_a_failure() {
+fn result_that_is_not_a_decision_fails() {
     for policy in [
         "decision := 1",
         "decision := null",
@@ -108,20 +111,20 @@ fn an_answer_that_is_no_decision_is_a_failure() {
     ] {
         let decided = decide(policy, json!({}));
         assert!(
-            matches!(decided, Decision::Failed(Failure::Shape(_))),
+            matches!(decided, Decision::Failed(EvaluationError::Shape(_))),
             "{policy}: {decided:?}"
         );
     }
 }
 
 #[test]
-fn an_entrypoint_may_name_the_rule_itself() {
+fn entrypoint_can_be_a_rule() {
     let text = "package http.authz\nverdict := true if input.method == \"GET\"";
     let bundle = Bundle::compile("b", "http/authz/verdict", &[module(text)], &json!({})).unwrap();
     assert_eq!(bundle.rule(), "data.http.authz.verdict");
     assert_eq!(
         bundle.decide(&json!({"method": "GET"}), Budget::of(TIME)),
-        Decision::Allow(Said::default())
+        Decision::Allow(DecisionDetails::default())
     );
     assert_eq!(
         bundle.decide(&json!({"method": "PUT"}), Budget::of(TIME)),
@@ -143,13 +146,19 @@ fn data_and_several_files_work_together() {
     ];
     let data = json!({"hosts": ["a.example", "b.example"]});
     let bundle = Bundle::compile("b", "http/authz", &modules, &data).unwrap();
-    let ask = |host: &str| bundle.decide(&json!({"host": host}), Budget::of(TIME));
-    assert_eq!(ask("b.example"), Decision::Allow(Said::default()));
-    assert_eq!(ask("c.example"), Decision::Deny(Said::default()));
+    let decide = |host: &str| bundle.decide(&json!({"host": host}), Budget::of(TIME));
+    assert_eq!(
+        decide("b.example"),
+        Decision::Allow(DecisionDetails::default())
+    );
+    assert_eq!(
+        decide("c.example"),
+        Decision::Deny(DecisionDetails::default())
+    );
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_its_place() {
+fn invalid_policy_is_rejected_with_location() {
     let error = compile("package http.authz\nallow if {\n  input.a = = 1\n}").unwrap_err();
     let BundleError::Policy { place, what } = &error else {
         panic!("{error:?}");
@@ -209,7 +218,7 @@ fn what_cannot_work_is_refused_with_its_place() {
 }
 
 #[test]
-fn an_entrypoint_that_is_not_there_is_refused() {
+fn missing_entrypoint_is_rejected() {
     let other = compile("package http.other\nallow := true").unwrap_err();
     assert_eq!(other, BundleError::NoEntrypoint("http/authz".to_owned()));
     let empty = compile("package http.authz\nallowed := true").unwrap_err();
@@ -236,7 +245,7 @@ fn an_entrypoint_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn an_entrypoint_that_is_a_function_never_allows() {
+fn entrypoint_that_is_a_function_never_allows() {
     let text = "package http.authz\nallow(x) := true if x == x";
     match compile(text) {
         Err(_) => {}
@@ -248,7 +257,7 @@ fn an_entrypoint_that_is_a_function_never_allows() {
 }
 
 #[test]
-fn data_that_a_rule_also_defines_is_refused() {
+fn data_that_a_rule_also_defines_is_rejected() {
     let modules = [module("package http.authz\nallow := true")];
     let data = json!({"http": {"authz": {"allow": false}}});
     let error = Bundle::compile("b", "http/authz", &modules, &data).unwrap_err();
@@ -258,24 +267,24 @@ fn data_that_a_rule_also_defines_is_refused() {
 }
 
 #[test]
-fn a_built_in_that_cannot_read_its_input_does_not_allow() {
+fn built_in_with_wrong_input_type_does_not_allow() {
     for policy in [
         "default allow := false\nallow if not startswith(input.path, \"/admin\")",
         "default allow := false\nallow if startswith(input.path, \"/public\")",
     ] {
         assert_eq!(
             decide(policy, json!({"path": "/public"})),
-            Decision::Allow(Said::default())
+            Decision::Allow(DecisionDetails::default())
         );
         assert_eq!(
             decide(policy, json!({"path": ["/public"]})),
-            Decision::Deny(Said::default())
+            Decision::Deny(DecisionDetails::default())
         );
     }
 }
 
 #[test]
-fn what_a_built_in_cannot_read_is_an_error_where_nothing_else_refuses() {
+fn built_in_error_fails_decision_that_is_not_a_refusal() {
     let odd = || json!({"path": ["/admin"], "port": "443", "sum": {}, "re": "("});
     for policy in [
         "default allow := true\nallow := false if startswith(input.path, \"/admin\")",
@@ -288,7 +297,7 @@ fn what_a_built_in_cannot_read_is_an_error_where_nothing_else_refuses() {
         "decision := {\"action\": \"redact\", \"outputs\": {}} if not admin\nadmin if startswith(input.path, \"/admin\")",
     ] {
         let decided = decide(policy, odd());
-        let Decision::Failed(Failure::Error(why)) = &decided else {
+        let Decision::Failed(EvaluationError::Error(why)) = &decided else {
             panic!("{policy}: {decided:?}");
         };
         assert!(why.starts_with("policy.rego:"), "{policy}: {why}");
@@ -303,7 +312,7 @@ fn what_a_built_in_cannot_read_is_an_error_where_nothing_else_refuses() {
 }
 
 #[test]
-fn an_answer_that_is_nested_too_deep_is_no_decision() {
+fn result_that_is_nested_too_deeply_fails() {
     let nested = |depth: usize| {
         let mut input = json!(1);
         for _ in 0..depth {
@@ -319,7 +328,7 @@ fn an_answer_that_is_nested_too_deep_is_no_decision() {
         let decided = decide(policy, nested(126));
         assert_eq!(
             decided,
-            Decision::Failed(Failure::Shape("it is nested too deep".to_owned())),
+            Decision::Failed(EvaluationError::Shape("it is nested too deeply".to_owned())),
             "{policy}"
         );
         let decided = decide(policy, nested(100));
@@ -328,14 +337,14 @@ fn an_answer_that_is_nested_too_deep_is_no_decision() {
 }
 
 #[test]
-fn rules_that_disagree_do_not_allow() {
+fn conflicting_rules_do_not_allow() {
     let policy = "default allow := true\nallow := true if input.a\nallow := false if input.b";
     let decided = decide(policy, json!({"a": true, "b": true}));
     assert_eq!(decided, Decision::Undefined);
 }
 
 #[test]
-fn a_rule_that_calls_itself_is_refused() {
+fn recursive_rule_is_rejected() {
     for policy in [
         "allow if allow",
         "allow if a\na if b\nb if a",
@@ -351,9 +360,9 @@ fn a_rule_that_calls_itself_is_refused() {
 }
 
 #[test]
-fn rules_may_call_each_other_only_so_deep() {
+fn call_depth_of_rules_is_limited() {
     let chain = |length: usize| {
-        // With something on the stack between one rule and the next.
+        // With nested expressions between one call and the next, which use stack too.
         let rules = (1..length).map(|n| {
             let next = n + 1;
             format!("r{n} if {{ every x in [y | some y in [1]; r{next}] {{ x == 1 }}; r{next} }}\n")
@@ -364,18 +373,18 @@ fn rules_may_call_each_other_only_so_deep() {
         )
     };
     let deep = compile(&chain(15)).unwrap();
-    // On half of the smallest stack that a thread of ours has.
+    // Half of the smallest stack of the gate's threads.
     let thread = std::thread::Builder::new().stack_size(1024 * 1024);
     let decided = thread.spawn(move || deep.decide(&json!({"x": true}), Budget::of(TIME)));
     assert_eq!(
         decided.unwrap().join().unwrap(),
-        Decision::Allow(Said::default())
+        Decision::Allow(DecisionDetails::default())
     );
     let error = compile(&chain(400)).unwrap_err();
     assert!(error.to_string().contains("more than"), "{error}");
 }
 
-/// Loops through a million pairs.
+/// Loops over a million pairs.
 const SLOW: &str = "package http.authz\nallow if count([1 | some a in data.many; some b in data.many; a + b == 1]) == 0";
 
 fn slow() -> Bundle {
@@ -385,7 +394,7 @@ fn slow() -> Bundle {
 }
 
 #[test]
-fn an_evaluation_ends_at_its_time() {
+fn evaluation_stops_at_time_limit() {
     let bundle = slow();
     let begun = std::time::Instant::now();
     let budget = Budget {
@@ -393,7 +402,7 @@ fn an_evaluation_ends_at_its_time() {
         steps: usize::MAX,
     };
     let decided = bundle.decide(&json!({}), budget);
-    assert_eq!(decided, Decision::Failed(Failure::OutOfTime));
+    assert_eq!(decided, Decision::Failed(EvaluationError::OutOfTime));
     assert!(
         begun.elapsed() < Duration::from_secs(20),
         "{:?}",
@@ -402,26 +411,26 @@ fn an_evaluation_ends_at_its_time() {
 }
 
 #[test]
-fn an_evaluation_ends_after_its_steps() {
+fn evaluation_stops_at_step_limit() {
     let budget = Budget {
         time: Duration::from_secs(60),
         steps: 10_000,
     };
     let decided = slow().decide(&json!({}), budget);
-    assert_eq!(decided, Decision::Failed(Failure::OutOfSteps));
+    assert_eq!(decided, Decision::Failed(EvaluationError::OutOfSteps));
 }
 
 #[test]
-fn a_reason_that_fails_does_not_change_the_decision() {
+fn failing_reason_does_not_change_decision() {
     let policy = "default allow := false\nreason := sprintf(\"%d\", [to_number(input.x)])";
     assert_eq!(
         decide(policy, json!({"x": "none"})),
-        Decision::Deny(Said::default())
+        Decision::Deny(DecisionDetails::default())
     );
 }
 
 #[test]
-fn what_a_policy_says_is_one_bounded_line() {
+fn policy_message_is_one_line_of_limited_length() {
     let policy = "allow := false\nreason := input.text";
     let decided = decide(
         policy,
@@ -436,20 +445,20 @@ fn what_a_policy_says_is_one_bounded_line() {
 }
 
 #[test]
-fn input_that_is_nested_too_deep_is_a_failure() {
+fn input_that_is_nested_too_deeply_fails() {
     let mut input = json!(1);
     for _ in 0..200 {
         input = json!([input]);
     }
     let decided = decide("default allow := true", input);
     assert!(
-        matches!(decided, Decision::Failed(Failure::Error(_))),
+        matches!(decided, Decision::Failed(EvaluationError::Error(_))),
         "{decided:?}"
     );
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn json_round_trips_through_values() {
     let input = json!({
         "numbers": [0, -1, i64::MIN, u64::MAX, 1.5, -0.25, 1e100],
         "texts": ["", "a\u{0}b", "\u{1f980}", "\"\\"],
@@ -460,7 +469,7 @@ fn what_goes_in_comes_out() {
 }
 
 #[test]
-fn text_that_is_nested_too_deep_is_refused_and_some_nesting_is_not() {
+fn policy_with_too_many_brackets_is_rejected() {
     for (open, close) in [("(", ")"), ("[", "]"), ("{1: ", "}"), ("count(", ")")] {
         let text = |times: usize| {
             let (open, close) = (open.repeat(times), close.repeat(times));
@@ -516,7 +525,7 @@ mod properties {
         })
     }
 
-    /// Uses its input in many ways.
+    /// A policy that uses its input in many ways.
     const BUSY: &str = r#"
 package http.authz
 default allow := false
@@ -535,17 +544,17 @@ reason := sprintf("%s and %d", [input.path, input.port])
 
     proptest! {
         #[test]
-        fn any_input_gets_an_answer(input in any_json()) {
+        fn arbitrary_input_never_panics(input in any_json()) {
             let bundle = compile(BUSY).unwrap();
             let decided = bundle.decide(&input, Budget::of(TIME));
             prop_assert_ne!(
                 decided,
-                Decision::Failed(Failure::Error("the evaluation panicked".to_owned()))
+                Decision::Failed(EvaluationError::Error("the evaluation panicked".to_owned()))
             );
         }
 
         #[test]
-        fn a_policy_that_hands_back_its_input_is_understood_or_refused(input in any_json()) {
+        fn arbitrary_result_is_allowed_only_if_it_allows(input in any_json()) {
             let bundle = compile("package http.authz\ndecision := input").unwrap();
             let decided = bundle.decide(&input, Budget::of(TIME));
             let word = |key: &str| input.get(key).cloned();
@@ -562,7 +571,7 @@ reason := sprintf("%s and %d", [input.path, input.port])
         }
 
         #[test]
-        fn any_text_is_a_policy_or_a_mistake(text in "(?s).{0,200}") {
+        fn arbitrary_policy_text_never_panics(text in "(?s).{0,200}") {
             drop(compile(&text));
             drop(compile(&format!("package http.authz\nallow if {text}")));
         }

@@ -1,7 +1,7 @@
-//! Bundles at the workbench: their own tests, and why they decide as they do.
+//! Tools for policy authors: run the tests of a bundle, and explain its decisions.
 //!
-//! The interpreter does this alone. The machine knows no `with`, which tests are made of, and
-//! says nothing of rules on the way; that it agrees is checked with every real decision.
+//! Only the interpreter is used here. The machine does not support `with`, which tests need, and
+//! does not expose the values of other rules; that both agree is checked for every real decision.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,47 +11,50 @@ use regorus::utils::limits::ExecutionTimerConfig;
 use regorus::{Engine, Value};
 
 use super::heads::{self, Head};
-use super::{BundleError, Module, said, value};
+use super::{BundleError, Module, one_line, value};
 
-/// Steps of the interpreter between two looks at the clock.
-const LOOK_EVERY: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
+/// Steps of the interpreter between two reads of the clock.
+const CLOCK_INTERVAL: NonZeroU32 = NonZeroU32::new(32).expect("it is not zero");
 
-/// What a test's name begins with.
-const TEST: &str = "test_";
+/// The prefix of a test's name.
+const TEST_PREFIX: &str = "test_";
 
-/// A test that was run.
+/// The result of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tested {
+pub struct PolicyTestResult {
     /// The rule, as a path: `data.mcp.authz_test.test_reads_pass`.
     pub rule: String,
     /// File and line.
     pub place: String,
-    /// What came of it.
-    pub outcome: Outcome,
-    /// What it printed.
+    /// The outcome.
+    pub outcome: TestOutcome,
+    /// The output of `print`.
     pub prints: Vec<String>,
 }
 
-/// What came of a test.
+/// The outcome of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It is true.
+pub enum TestOutcome {
+    /// The test rule is true.
     Passed,
-    /// It is false, or undefined.
+    /// The test rule is false, or undefined.
     Failed,
-    /// It could not be evaluated, and why.
+    /// The test could not be evaluated, for this reason.
     Error(String),
 }
 
-/// Runs every rule whose name begins with `test_`, in the order of the files.
+/// Runs every rule whose name starts with `test_`, in the order of the files.
 pub fn run_tests(
     modules: &[Module],
     data: &serde_json::Value,
     limit: Duration,
-) -> Result<Vec<Tested>, BundleError> {
+) -> Result<Vec<PolicyTestResult>, BundleError> {
     let (engine, heads) = heads::read(modules, data)?;
-    let mut tested: Vec<Tested> = Vec::new();
-    for head in heads.iter().filter(|head| head.name.starts_with(TEST)) {
+    let mut tested: Vec<PolicyTestResult> = Vec::new();
+    for head in heads
+        .iter()
+        .filter(|head| head.name.starts_with(TEST_PREFIX))
+    {
         let rule = head.path();
         if tested.iter().any(|earlier| earlier.rule == rule) {
             continue;
@@ -59,13 +62,13 @@ pub fn run_tests(
         let mut engine = engine.clone();
         engine.set_gather_prints(true);
         let outcome = match evaluate(&mut engine, &rule, limit) {
-            Ok(Value::Undefined | Value::Bool(false)) => Outcome::Failed,
-            Ok(_) => Outcome::Passed,
-            Err(error) => Outcome::Error(error),
+            Ok(Value::Undefined | Value::Bool(false)) => TestOutcome::Failed,
+            Ok(_) => TestOutcome::Passed,
+            Err(error) => TestOutcome::Error(error),
         };
-        tested.push(Tested {
+        tested.push(PolicyTestResult {
             rule,
-            place: head.place(),
+            place: head.location(),
             outcome,
             prints: engine.take_prints().unwrap_or_default(),
         });
@@ -73,60 +76,63 @@ pub fn run_tests(
     Ok(tested)
 }
 
-/// A rule, and what it is for one input.
+/// A rule with its value for one input.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Explained {
+pub struct RuleExplanation {
     /// The rule, as a path.
     pub rule: String,
-    /// Where it is declared: file and line, each of them.
+    /// The file and line of each of its declarations.
     pub places: Vec<String>,
-    /// What it is.
-    pub value: Held,
+    /// The value of the rule.
+    pub value: RuleValue,
 }
 
-/// What a rule is for one input.
+/// The value of a rule for one input.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Held {
-    /// This.
+pub enum RuleValue {
+    /// The rule has this value.
     Value(serde_json::Value),
-    /// Nothing.
+    /// The rule is undefined.
     Undefined,
-    /// It could not be evaluated, and why.
+    /// The rule could not be evaluated, for this reason.
     Error(String),
 }
 
-/// What every rule but the tests is for `input`, by package.
+/// The values of all rules except tests for `input`, by package.
 pub fn explain(
     modules: &[Module],
     data: &serde_json::Value,
     input: &serde_json::Value,
     limit: Duration,
-) -> Result<Vec<Explained>, BundleError> {
+) -> Result<Vec<RuleExplanation>, BundleError> {
     let (mut engine, heads) = heads::read(modules, data)?;
     let input = value::read(input)
-        .ok_or_else(|| BundleError::Data("the input is nested too deep".to_owned()))?;
+        .ok_or_else(|| BundleError::Data("the input is nested too deeply".to_owned()))?;
     engine.set_input(input);
     let mut places: BTreeMap<String, Vec<&Head>> = BTreeMap::new();
-    for head in heads.iter().filter(|head| !head.name.starts_with(TEST)) {
+    for head in heads
+        .iter()
+        .filter(|head| !head.name.starts_with(TEST_PREFIX))
+    {
         places.entry(head.path()).or_default().push(head);
     }
     let explained = places.into_iter().map(|(rule, heads)| {
         let value = match evaluate(&mut engine.clone(), &rule, limit) {
-            Ok(Value::Undefined) => Held::Undefined,
-            Ok(value) => Held::Value(value::write(&value)),
-            Err(error) => Held::Error(error),
+            Ok(Value::Undefined) => RuleValue::Undefined,
+            Ok(value) => RuleValue::Value(value::write(&value)),
+            Err(error) => RuleValue::Error(error),
         };
-        Explained {
+        RuleExplanation {
             rule,
-            places: heads.iter().map(|head| head.place()).collect(),
+            places: heads.iter().map(|head| head.location()).collect(),
             value,
         }
     });
     Ok(explained.collect())
 }
 
-/// The packages that could be entrypoints, `mcp/authz`: those with a rule called decision,
-/// action or allow.
+/// The packages that can be entrypoints, such as `mcp/authz`: those with a rule named `decision`,
+/// `action` or `allow`.
 pub fn entrypoints(modules: &[Module]) -> Result<Vec<String>, BundleError> {
     let (_, heads) = heads::read(modules, &serde_json::json!({}))?;
     let mut found: Vec<String> = heads
@@ -140,8 +146,8 @@ pub fn entrypoints(modules: &[Module]) -> Result<Vec<String>, BundleError> {
     Ok(found)
 }
 
-/// The paths below `input` that the policy asks for and `input` does not have. Found by
-/// reading the text, so that only those written out are.
+/// The paths below `input` that the policy refers to and `input` does not have. They are found by
+/// a text search, so only literal paths are reported.
 pub fn missing_input(modules: &[Module], input: &serde_json::Value) -> Vec<String> {
     let mut missing: Vec<String> = Vec::new();
     let lines = modules.iter().flat_map(|module| module.text.lines());
@@ -171,14 +177,14 @@ pub fn missing_input(modules: &[Module], input: &serde_json::Value) -> Vec<Strin
 fn evaluate(engine: &mut Engine, rule: &str, limit: Duration) -> Result<Value, String> {
     engine.set_execution_timer_config(ExecutionTimerConfig {
         limit,
-        check_interval: LOOK_EVERY,
+        check_interval: CLOCK_INTERVAL,
     });
     let value = engine.eval_rule(rule.to_owned());
-    let value = value.map_err(|error| said(&error.to_string()))?;
+    let value = value.map_err(|error| one_line(&error.to_string()))?;
     if value::is_shallow(&value) {
         Ok(value)
     } else {
-        Err("it is nested too deep".to_owned())
+        Err("it is nested too deeply".to_owned())
     }
 }
 

@@ -1,15 +1,15 @@
-//! JSON on its way into the machine and back.
+//! Conversion between JSON and values of regorus.
 
 use std::collections::BTreeMap;
 
 use regorus::Value;
 
-/// How deep an input may nest: as deep as what serde_json parses.
-const DEEPEST: usize = 128;
+/// Maximum nesting of inputs and results, the same as in serde_json.
+const MAX_DEPTH: usize = 128;
 
-/// Converts. Nothing for what is nested too deep.
+/// Converts JSON to a value. None if it is nested too deeply.
 pub(super) fn read(json: &serde_json::Value) -> Option<Value> {
-    convert(json, DEEPEST)
+    convert(json, MAX_DEPTH)
 }
 
 fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
@@ -41,9 +41,9 @@ fn convert(json: &serde_json::Value, left: usize) -> Option<Value> {
     })
 }
 
-/// Whether an answer nests no deeper than an input may.
+/// Whether a result is nested no deeper than an input may be.
 pub(super) fn is_shallow(value: &Value) -> bool {
-    fits(value, DEEPEST)
+    fits(value, MAX_DEPTH)
 }
 
 fn fits(value: &Value, left: usize) -> bool {
@@ -60,7 +60,7 @@ fn fits(value: &Value, left: usize) -> bool {
     }
 }
 
-/// Converts back. A set becomes a list.
+/// Converts a value to JSON. A set becomes a list.
 pub(super) fn write(value: &Value) -> serde_json::Value {
     serde_json::to_value(value).unwrap_or_default()
 }

@@ -1,16 +1,16 @@
-//! The machine, watched: its program changed so that nothing goes wrong in it unseen.
+//! Instruments the machine's program so that every error in it is recorded.
 //!
-//! The machine takes a rule in which something went wrong for one that does not apply. Here
-//! whatever can go wrong leaves a note, so that a run without one is known to be sound:
+//! The machine treats a rule in which an error occurred as one that does not apply. The
+//! instrumented program records errors, so that a run without a record is known to be free of them:
 //!
-//! - built-ins, arithmetic and comparisons are called through functions that note an error;
-//! - before a loop stands a look at what it goes through: the interpreter fails at what is no
-//!   collection, the machine goes past it;
-//! - behind `x := …` stands the check that there is something, which the machine leaves out;
-//! - every definition of a rule is evaluated, as the interpreter does it, not only those up to
-//!   the first that holds: one of the others may fail.
+//! - built-ins, arithmetic and comparisons are called through functions that record errors;
+//! - before a loop, its collection is checked: the interpreter fails if it is not a collection,
+//!   the machine skips the loop;
+//! - after `x := …`, a check that the value is defined is added, which the machine omits;
+//! - every definition of a rule is evaluated, as in the interpreter, not only those up to the first
+//!   that succeeds, because one of the others may fail.
 //!
-//! Instructions are put in between, so whatever names a place in the program is moved along.
+//! Instructions are inserted, so all addresses in the program are adjusted.
 
 use std::cell::Cell;
 use std::mem::discriminant;
@@ -23,36 +23,36 @@ use regorus::rvm::program::{BuiltinInfo, Program};
 use regorus::unstable::{ArithOp, BUILTINS, BoolOp, BuiltinFcn, comparison, numbers, sets};
 
 thread_local! {
-    /// Whether something went wrong in the run under way on this thread.
+    /// Whether an error occurred in the current run on this thread.
     static FAULT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs, and says whether nothing was noted meanwhile.
+/// Calls `run`, and returns its result and whether no error was recorded.
 pub(super) fn run<T>(run: impl FnOnce() -> T) -> (T, bool) {
     FAULT.set(false);
     let answer = run();
     (answer, !FAULT.get())
 }
 
-/// Notes an error on its way through.
-fn note<T, E>(answer: Result<T, E>) -> Result<T, E> {
+/// Records the error of `answer`, if it is one, and returns it.
+fn record<T, E>(answer: Result<T, E>) -> Result<T, E> {
     if answer.is_err() {
         FAULT.set(true);
     }
     answer
 }
 
-/// Why an operation is refused here and not by the library.
+/// Errors of operations that are implemented here and not in the library.
 #[derive(Debug, thiserror::Error)]
-enum Unfit {
+enum OperationError {
     #[error("values of different types have no order")]
     Types,
-    #[error("it takes other arguments")]
+    #[error("the arguments are invalid")]
     Arguments,
 }
 
-/// One function for each built-in, since a function of the library's type knows nothing but
-/// its arguments.
+/// Defines one wrapper function for each built-in: the library's function type has no state, so
+/// one wrapper could not know which built-in to call.
 macro_rules! watched {
     ($($name:literal)*) => {
         fn watched(name: &str) -> Option<BuiltinFcn> {
@@ -63,8 +63,8 @@ macro_rules! watched {
                     let (_, arity) = (*OWN)?;
                     let watched: BuiltinFcn = (
                         |span, params, args, strict| match *OWN {
-                            Some((own, _)) => note(own(span, params, args, strict)),
-                            None => Ok(note(Err(Unfit::Arguments))?),
+                            Some((own, _)) => record(own(span, params, args, strict)),
+                            None => Ok(record(Err(OperationError::Arguments))?),
                         },
                         arity,
                     );
@@ -76,7 +76,7 @@ macro_rules! watched {
     };
 }
 
-// Those that are decided by their arguments and that machine and interpreter call alike.
+// Built-ins that depend on their arguments alone and that machine and interpreter call alike.
 watched! {
     "abs" "array.concat" "array.reverse" "array.slice" "base64.decode" "base64.encode"
     "base64.is_valid" "base64url.decode" "base64url.encode" "base64url.encode_no_pad" "bits.and"
@@ -93,12 +93,12 @@ watched! {
     "trim_right" "trim_space" "trim_suffix" "type_name" "union" "upper"
 }
 
-/// How many arguments the built-in `name` takes, where it can be watched.
+/// The number of arguments of the built-in `name`, if it has a wrapper.
 pub(super) fn arity(name: &str) -> Option<usize> {
     watched(name).map(|(_, arity)| usize::from(arity))
 }
 
-/// What the machine does itself and cannot be trusted to say when it fails.
+/// Operations of the machine whose errors it does not report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Add,
@@ -110,12 +110,12 @@ enum Operation {
     Le,
     Gt,
     Ge,
-    /// Looks whether a loop has something to go through.
+    /// Checks that the operand of a loop is a collection.
     Collection,
 }
 
 impl Operation {
-    /// The operation of an instruction, with its registers: where to, and of what.
+    /// The operation of an instruction, with its destination and operand registers.
     fn of(instruction: Instruction) -> Option<(Self, u8, [u8; 2])> {
         Some(match instruction {
             Instruction::Add { dest, left, right } => (Self::Add, dest, [left, right]),
@@ -132,7 +132,7 @@ impl Operation {
     }
 
     fn function(self) -> BuiltinFcn {
-        // The interpreter's own arithmetic, to the letter.
+        // The same arithmetic as in the interpreter.
         macro_rules! arithmetic {
             ($operation:expr) => {
                 |span, params, args, _| match (params, args) {
@@ -140,7 +140,7 @@ impl Operation {
                         let (one, other) = (one.clone(), other.clone());
                         let is_set =
                             matches!((&one, &other), (Value::Set(_), _) | (_, Value::Set(_)));
-                        note(if is_set && $operation == ArithOp::Sub {
+                        record(if is_set && $operation == ArithOp::Sub {
                             sets::difference(left, right, one, other)
                         } else {
                             let operation = $operation;
@@ -149,20 +149,20 @@ impl Operation {
                             )
                         })
                     }
-                    _ => Ok(note(Err(Unfit::Arguments))?),
+                    _ => Ok(record(Err(OperationError::Arguments))?),
                 }
             };
         }
-        // The machine refuses to order what has different types, the interpreter does not:
-        // the stricter of the two counts, as it does without a watch.
+        // The machine does not order values of different types, the interpreter does. The stricter
+        // of the two counts, as without instrumentation.
         macro_rules! order {
             ($operation:expr) => {
                 |_, _, args, _| match args {
                     [one, other] if discriminant(one) == discriminant(other) => {
-                        note(comparison::compare(&$operation, one, other))
+                        record(comparison::compare(&$operation, one, other))
                     }
-                    [_, _] => Ok(note(Err(Unfit::Types))?),
-                    _ => Ok(note(Err(Unfit::Arguments))?),
+                    [_, _] => Ok(record(Err(OperationError::Types))?),
+                    _ => Ok(record(Err(OperationError::Arguments))?),
                 }
             };
         }
@@ -189,11 +189,11 @@ impl Operation {
     }
 }
 
-/// The program with a watch on it. None where it cannot be written.
+/// The instrumented program. None if it would exceed a limit of the machine.
 pub(super) fn program(plain: &Program) -> Option<Program> {
     let mut program = plain.clone();
     let own = program.builtin_info_table.iter();
-    // Whatever cannot be watched is only used for words about the decision.
+    // Built-ins without a wrapper are only used for details of the decision.
     for (built_in, function) in own.zip(&mut program.resolved_builtins) {
         *function = watched(&built_in.name).unwrap_or(*function);
     }
@@ -204,26 +204,26 @@ pub(super) fn program(plain: &Program) -> Option<Program> {
         written: Vec::with_capacity(plain.instructions.len() * 2),
         spans: Vec::with_capacity(plain.instructions.len() * 2),
     };
-    // Where each instruction, with what is put before it, begins in the new program.
-    let mut places = Vec::with_capacity(plain.instructions.len() + 1);
+    // The new address of each instruction, including the instructions inserted before it.
+    let mut addresses = Vec::with_capacity(plain.instructions.len() + 1);
     let mut rest = plain.instructions.iter().copied().enumerate().peekable();
-    while let Some((place, instruction)) = rest.next() {
-        places.push(u32::try_from(writer.written.len()).ok()?);
-        let span = plain.instruction_spans.get(place).cloned().flatten();
+    while let Some((address, instruction)) = rest.next() {
+        addresses.push(u32::try_from(writer.written.len()).ok()?);
+        let span = plain.instruction_spans.get(address).cloned().flatten();
         let next = rest.peek().map(|(_, next)| *next);
         for instruction in writer.rewrite(instruction, next)? {
             writer.written.push(instruction);
             writer.spans.push(span.clone());
         }
     }
-    places.push(u32::try_from(writer.written.len()).ok()?);
+    addresses.push(u32::try_from(writer.written.len()).ok()?);
     let (written, spans) = (writer.written, writer.spans);
     program.instructions = written;
     program.instruction_spans = spans;
-    relocate(&mut program, &places)?;
+    relocate(&mut program, &addresses)?;
     for rule in &mut program.rule_infos {
         rule.early_exit_on_first_success = false;
-        // Each call of a rule copies these, most often for nothing.
+        // Each call of a rule copies these lists, which are mostly without content.
         if !rule.else_bodies.iter().flatten().any(|is_else| *is_else) {
             rule.else_bodies.clear();
         }
@@ -255,15 +255,15 @@ impl Writer<'_> {
             Instruction::LoopStart { params_index } => {
                 let data = &self.program.instruction_data;
                 let params = data.get_loop_params(params_index)?.clone();
-                // The loop writes its result there before anything reads it.
-                let look = self.call(
+                // The loop overwrites its result register before it is read.
+                let check = self.call(
                     Operation::Collection,
                     params.result_reg,
                     &[params.collection],
                 )?;
-                vec![look, instruction]
+                vec![check, instruction]
             }
-            // Register 0 has the rule's result, which may be nothing.
+            // Register 0 is the rule's result, which may be undefined.
             Instruction::Move { dest, .. } if dest != 0 => {
                 let is_checked = matches!(
                     next,
@@ -303,7 +303,7 @@ impl Writer<'_> {
         Some(Instruction::BuiltinCall { params_index })
     }
 
-    /// Where the operation stands among the program's built-ins.
+    /// The index of the operation among the program's built-ins.
     fn index(&mut self, operation: Operation) -> Option<u16> {
         if let Some((_, index)) = self.known.iter().find(|(known, _)| *known == operation) {
             return Some(*index);
@@ -320,10 +320,10 @@ impl Writer<'_> {
     }
 }
 
-/// Moves along whatever names a place.
-fn relocate(program: &mut Program, places: &[u32]) -> Option<()> {
-    let long = |place: u32| places.get(usize::try_from(place).ok()?).copied();
-    let short = |place: u16| u16::try_from(long(u32::from(place))?).ok();
+/// Adjusts all addresses in the program.
+fn relocate(program: &mut Program, addresses: &[u32]) -> Option<()> {
+    let long = |address: u32| addresses.get(usize::try_from(address).ok()?).copied();
+    let short = |address: u16| u16::try_from(long(u32::from(address))?).ok();
     for instruction in &mut program.instructions {
         if let Instruction::LoopNext {
             body_start,
@@ -352,8 +352,8 @@ fn relocate(program: &mut Program, places: &[u32]) -> Option<()> {
             *block = long(*block)?;
         }
     }
-    for place in program.entry_points.values_mut() {
-        *place = usize::try_from(long(u32::try_from(*place).ok()?)?).ok()?;
+    for address in program.entry_points.values_mut() {
+        *address = usize::try_from(long(u32::try_from(*address).ok()?)?).ok()?;
     }
     program.main_entry_point = long(program.main_entry_point)?;
     Some(())

@@ -4,7 +4,7 @@ use serde_json::Value;
 use super::*;
 
 #[test]
-fn a_value_is_found_by_its_keys() {
+fn value_is_found_by_its_path_of_keys() {
     let text = r#" {"a" : {"b\u0063": [1, {"x":2}], "d":null}, "e":"}"} "#;
     for (path, found) in [
         (&["a", "bc"][..], Some(r#"[1, {"x":2}]"#)),
@@ -18,7 +18,7 @@ fn a_value_is_found_by_its_keys() {
 }
 
 #[test]
-fn setting_touches_nothing_else() {
+fn set_leaves_all_other_bytes_unchanged() {
     let text = r#"{ "n": 123456789012345678901234567890, "_meta" : { "k":1 } }"#;
     assert_eq!(
         set(text, &["_meta", "palisade/request"], "\"R\"").unwrap(),
@@ -36,7 +36,7 @@ fn setting_touches_nothing_else() {
 }
 
 #[test]
-fn removing_takes_its_comma_and_an_empty_object_along() {
+fn remove_also_removes_comma_and_emptied_object() {
     for (text, path, left) in [
         (
             r#"{"a":1,"b":2,"c":3}"#,
@@ -62,12 +62,12 @@ fn removing_takes_its_comma_and_an_empty_object_along() {
 }
 
 #[test]
-fn what_is_no_json_is_an_error() {
+fn invalid_json_is_an_error() {
     let deep = "[".repeat(200) + &"]".repeat(200);
     for text in [
         "", "{", "[1", "{\"a\"}", "{\"a\":}", "\"", "\"\\", "1 2", "{1:2}", "[,]", &deep,
     ] {
-        assert_eq!(find(text, &[]), Err(NoJson), "{text}");
+        assert_eq!(find(text, &[]), Err(InvalidJson), "{text}");
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn spans_are_those_of_the_value(value in json(), pretty: bool) {
+    fn find_set_and_remove_match_the_parsed_value(value in json(), pretty: bool) {
         let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) };
         let text = text.unwrap();
         if let Value::Object(fields) = &value {
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_read_or_refused(text in "[\\[\\]{}\",:\\\\a1 \n-]{0,40}") {
+    fn arbitrary_text_never_panics(text in "[\\[\\]{}\",:\\\\a1 \n-]{0,40}") {
         let _ = find(&text, &["a"]);
         drop(set(&text, &["a"], "1"));
         drop(remove(&text, &["a"]));

@@ -43,7 +43,7 @@ impl InitConnection {
         let socket = dial(directory, SockFlag::empty()).map_err(silent)?;
         let connection = Self { socket };
         connection.read_hello(Instant::now() + ANSWER_TIMEOUT)?;
-        packet::widen(&connection.socket).map_err(silent)?;
+        packet::enlarge_buffers(&connection.socket).map_err(silent)?;
         Ok(connection)
     }
 

@@ -118,8 +118,8 @@ impl Namespace {
         lock: Option<PathBuf>,
         op: FileOp,
     ) -> std::io::Result<Option<CopySummary>> {
-        let (line, its) = packet::line()?;
-        packet::widen(&line)?;
+        let (line, its) = packet::socket_pair()?;
+        packet::enlarge_buffers(&line)?;
         let mut child = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()

@@ -100,7 +100,7 @@ fn launch(line: BorrowedFd<'_>) -> Result<(), StepError> {
         let pids = u64::from(spec.config.limits.pids);
         setrlimit(Resource::RLIMIT_NPROC, pids, pids).step("limiting processes")?;
     }
-    let (ours, its) = packet::line().step("creating a channel to init")?;
+    let (ours, its) = packet::socket_pair().step("creating a channel to init")?;
     let gate_sockets = cgroup_task_files(&spec.cgroups).step("opening cgroups")?;
 
     let (init, born_into) = clone_into_namespaces(&spec.cgroups).step(
@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn request_of_an_exited_requester_is_rejected() {
-        let (ours, its) = packet::line().unwrap();
+        let (ours, its) = packet::socket_pair().unwrap();
         check_requester_alive(its.as_fd()).unwrap();
         drop(ours);
         assert!(check_requester_alive(its.as_fd()).is_err());

@@ -415,7 +415,8 @@ fn copy_mount(path: &Path, namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
         propagation: 0,
         userns_fd: u64::from(namespace.as_raw_fd().cast_unsigned()),
     };
-    // SAFETY: path and attributes outlive the call, which reads as many bytes as it is told.
+    // SAFETY: path and attributes outlive the call, which reads exactly the given number of
+    // bytes.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -17,7 +17,7 @@ const MAX_PACKET_BYTES: usize = 160 << 10;
 const MAX_DESCRIPTORS: usize = 64;
 
 /// Creates a connected socket pair.
-pub(crate) fn line() -> Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn socket_pair() -> Result<(OwnedFd, OwnedFd)> {
     let (one, other) = socketpair(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -113,7 +113,7 @@ pub(crate) fn receive<T: DeserializeOwned>(
 }
 
 /// Enlarges the send buffer for a message of the maximum size.
-pub(crate) fn widen(socket: &impl AsFd) -> Result<()> {
+pub(crate) fn enlarge_buffers(socket: &impl AsFd) -> Result<()> {
     setsockopt(socket, sockopt::SndBuf, &(2 * MAX_PACKET_BYTES))?;
     Ok(())
 }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn last_message_of_a_closed_peer_is_received() {
-        let (ours, its) = line().unwrap();
+        let (ours, its) = socket_pair().unwrap();
         send(its.as_fd(), &"farewell", &[]).unwrap();
         // This message is never read: the kernel reports a reset before the data.
         send(ours.as_fd(), &"too late", &[]).unwrap();
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn message_arrives_with_its_descriptors() {
-        let (one, other) = line().unwrap();
+        let (one, other) = socket_pair().unwrap();
         let word = "x".repeat(100_000);
-        widen(&one).unwrap();
+        enlarge_buffers(&one).unwrap();
         send(one.as_fd(), &word, &[one.as_fd(), other.as_fd()]).unwrap();
         let (got, descriptors) = receive::<String>(other.as_fd()).unwrap().unwrap();
         assert_eq!((got, descriptors.len()), (word, 2));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn closed_peer_is_none_and_malformed_message_an_error() {
-        let (one, other) = line().unwrap();
+        let (one, other) = socket_pair().unwrap();
         send(one.as_fd(), &7, &[]).unwrap();
         assert!(receive::<String>(other.as_fd()).is_err());
         drop(one);
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn oversized_message_is_refused_before_sending() {
-        let (one, _other) = line().unwrap();
+        let (one, _other) = socket_pair().unwrap();
         assert!(send(one.as_fd(), &"x".repeat(MAX_PACKET_BYTES), &[]).is_err());
     }
 }

@@ -106,11 +106,11 @@ mod tests {
 
     #[test]
     fn tree_is_removed_without_following_links() {
-        let place = tempfile::tempdir().unwrap();
-        let kept = place.path().join("kept");
+        let temp = tempfile::tempdir().unwrap();
+        let kept = temp.path().join("kept");
         std::fs::create_dir(&kept).unwrap();
         std::fs::write(kept.join("file"), "x").unwrap();
-        let tree = place.path().join("tree");
+        let tree = temp.path().join("tree");
         std::fs::create_dir_all(tree.join("a/b")).unwrap();
         symlink(&kept, tree.join("a/link")).unwrap();
         let closed = tree.join("closed");
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn tree_deeper_than_any_path_is_removed() {
-        let place = tempfile::tempdir().unwrap();
-        let tree = place.path().join("tree");
+        let temp = tempfile::tempdir().unwrap();
+        let tree = temp.path().join("tree");
         std::fs::create_dir(&tree).unwrap();
         let mut at = open_directory(AT_FDCWD, &tree).unwrap();
         for _ in 0..3000 {

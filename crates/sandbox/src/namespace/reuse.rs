@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use super::removal::remove_tree;
 
 /// Directories of `root` that are kept; the rest is created by every start.
-const KEPT: &[&str] = &["home", "tmp", "var", "workspace"];
+const KEPT_DIRECTORIES: &[&str] = &["home", "tmp", "var", "workspace"];
 
 /// Directories below `root`, and below the upper layer of a `rootfs`, through which init writes.
 /// Parents come first.
-const PLACES: &[&str] = &[
+const DIRECTORIES: &[&str] = &[
     "home",
     "home/agent",
     "workspace",
@@ -35,7 +35,7 @@ const PLACES: &[&str] = &[
 ];
 
 /// Paths that init writes, below the same.
-const WRITTEN: &[&str] = &[
+const WRITTEN_PATHS: &[&str] = &[
     "src",
     "var/run",
     "etc/passwd",
@@ -79,7 +79,7 @@ pub(crate) fn renew(fs: &Path, first: Option<u32>) -> Result<()> {
         chown(&own, first, first)?;
     }
     open_up(&before.join("root"))?;
-    for part in KEPT {
+    for part in KEPT_DIRECTORIES {
         let part = Path::new("root").join(part);
         open_up(&before.join(&part))?;
         take(&before.join(&part), &fs.join(&part))?;
@@ -97,11 +97,11 @@ pub(crate) fn forget(fs: &Path) -> Result<()> {
 pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
     for top in [fs.join("root"), fs.join("upper/rootfs")] {
         open_up(&top)?;
-        for place in PLACES {
-            clear_unless_directory(&top, place)?;
-            open_up(&top.join(place))?;
+        for directory in DIRECTORIES {
+            clear_unless_directory(&top, directory)?;
+            open_up(&top.join(directory))?;
         }
-        for written in WRITTEN {
+        for written in WRITTEN_PATHS {
             let above = Path::new(written).parent().unwrap_or(Path::new(""));
             if is_directory(&top.join(above))? {
                 clear(&top.join(written))?;
@@ -112,10 +112,10 @@ pub(crate) fn remove_unsafe_entries(fs: &Path) -> Result<()> {
 }
 
 /// Removes an entry that is no directory. A path below a missing entry does not exist either.
-fn clear_unless_directory(top: &Path, place: &str) -> Result<()> {
-    let above = Path::new(place).parent().unwrap_or(Path::new(""));
-    if is_directory(&top.join(above))? && !is_directory(&top.join(place))? {
-        clear(&top.join(place))?;
+fn clear_unless_directory(top: &Path, directory: &str) -> Result<()> {
+    let above = Path::new(directory).parent().unwrap_or(Path::new(""));
+    if is_directory(&top.join(above))? && !is_directory(&top.join(directory))? {
+        clear(&top.join(directory))?;
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_that_was_cut_off_anywhere_ends_the_same() {
+    fn interrupted_renewal_ends_in_the_same_state() {
         for cut in 0..4 {
             let temp = tempfile::tempdir().unwrap();
             let fs_dir = temp.path().join("fs");

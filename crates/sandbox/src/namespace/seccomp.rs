@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allowlist_is_short_because_each_command_pays_for_it() {
+    fn allowlist_length_is_bounded() {
         let filters = Filters::compile(false).unwrap();
         assert!(filters.allowlist.len() < 512, "{}", filters.allowlist.len());
     }

@@ -21,13 +21,13 @@ use super::subid_map::{Extent, SubidMap, Tools};
 pub(crate) const IDS_PER_SANDBOX: u32 = 1 << 12;
 
 /// Minimum id: lower ones belong to the system and to users, and are never used.
-const LOWEST: u32 = 1 << 16;
+const MIN_ID: u32 = 1 << 16;
 /// Maximum id: some programs treat higher ones as negative.
-const HIGHEST: u32 = 1 << 31;
+const MAX_ID: u32 = 1 << 31;
 
 /// The first id of a new line, as in `useradd`.
-const USUAL: u32 = 100_000;
-const USUAL_COUNT: u32 = 1 << 16;
+const DEFAULT_FIRST_ID: u32 = 100_000;
+const DEFAULT_ID_COUNT: u32 = 1 << 16;
 
 /// The ids of one sandbox: as many groups as users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,8 +79,8 @@ impl SubidGrant {
         let name = User::from_uid(user).ok().flatten().map(|user| user.name);
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let lines = (read("/etc/subuid"), read("/etc/subgid"));
-        let users = lent(&lines.0, name.as_deref(), user.as_raw());
-        let groups = lent(&lines.1, name.as_deref(), user.as_raw());
+        let users = granted_ranges(&lines.0, name.as_deref(), user.as_raw());
+        let groups = granted_ranges(&lines.1, name.as_deref(), user.as_raw());
         let grant = Self {
             users,
             groups,
@@ -145,10 +145,10 @@ impl SubidGrant {
     /// The subid map of all granted ids, for removing files without a record.
     pub(crate) fn map_for_all(&self) -> SubidMap {
         let extents = |ranges: &[Range], own: u32| {
-            let lent = ranges
+            let granted = ranges
                 .iter()
                 .map(|(from, to)| Extent::same(*from, to - from));
-            lent.chain([Extent::same(own, 1)]).collect()
+            granted.chain([Extent::same(own, 1)]).collect()
         };
         SubidMap {
             tools: self.tools.clone(),
@@ -188,7 +188,7 @@ impl SubidGrant {
             missing.join(" and ")
         };
         let from = first_free(lines);
-        let to = from + USUAL_COUNT - 1;
+        let to = from + DEFAULT_ID_COUNT - 1;
         SubidsUnavailable {
             found: format!(
                 "{missing} has no line that grants {IDS_PER_SANDBOX} or more ids to {who}"
@@ -209,11 +209,11 @@ fn no_tool(name: &str) -> SubidsUnavailable {
 }
 
 /// The ranges that a file grants to a user: sorted, without overlaps, and without real ids.
-fn lent(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
+fn granted_ranges(lines: &str, name: Option<&str>, uid: u32) -> Vec<Range> {
     let number = uid.to_string();
     let mut ranges: Vec<Range> = parse(lines)
         .filter(|(who, _)| Some(*who) == name || *who == number)
-        .map(|(_, (from, to))| (from.max(LOWEST), to.min(HIGHEST)))
+        .map(|(_, (from, to))| (from.max(MIN_ID), to.min(MAX_ID)))
         .filter(|(from, to)| from < to)
         .collect();
     ranges.sort_unstable();
@@ -246,8 +246,8 @@ fn first_free(lines: &[&str]) -> u32 {
         .iter()
         .flat_map(|lines| parse(lines))
         .map(|(_, (_, to))| to)
-        .filter(|to| *to < HIGHEST - USUAL_COUNT);
-    ends.max().unwrap_or(USUAL).max(USUAL)
+        .filter(|to| *to < MAX_ID - DEFAULT_ID_COUNT);
+    ends.max().unwrap_or(DEFAULT_FIRST_ID).max(DEFAULT_FIRST_ID)
 }
 
 /// Finds a mapping tool that only root can change: in a directory of root's, with setuid or a file
@@ -315,8 +315,8 @@ mod tests {
 
     fn grant(subuid: &str, subgid: &str) -> SubidGrant {
         SubidGrant {
-            users: lent(subuid, Some("ann"), 2000),
-            groups: lent(subgid, Some("ann"), 2000),
+            users: granted_ranges(subuid, Some("ann"), 2000),
+            groups: granted_ranges(subgid, Some("ann"), 2000),
             tools: Tools {
                 users: "/usr/bin/newuidmap".into(),
                 groups: "/usr/bin/newgidmap".into(),
@@ -345,7 +345,11 @@ mod tests {
                 vec![(100_000, 185_536), (200_000, 200_100)],
             ),
         ] {
-            assert_eq!(lent(lines, Some("ann"), 2000), expected, "{lines}");
+            assert_eq!(
+                granted_ranges(lines, Some("ann"), 2000),
+                expected,
+                "{lines}"
+            );
         }
     }
 

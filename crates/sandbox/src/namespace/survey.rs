@@ -80,7 +80,7 @@ impl Namespace {
             .recursive(true)
             .create(&self.directory)
             .map_err(system())?;
-        let (line, its) = packet::line().map_err(system())?;
+        let (line, its) = packet::socket_pair().map_err(system())?;
         let mut launcher = std::process::Command::new(&self.program)
             .args(&self.arguments)
             .env_clear()
@@ -432,7 +432,7 @@ fn try_namespaces(trials: &mut Trials, place: &Path) -> Result<()> {
     }
     // Not by path, because the new id may have no permission for the parents.
     chdir(place)?;
-    let (ours, its) = packet::line()?;
+    let (ours, its) = packet::socket_pair()?;
     let flags = libc::CLONE_NEWUSER
         | libc::CLONE_NEWNS
         | libc::CLONE_NEWPID

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
-use policy::push::{Case, Findings, ObjectFormat, Place};
+use policy::push::{Findings, ObjectFormat, PushContext, SecretLocation};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
 use scan::shapes::ShapeDetector;
@@ -74,7 +74,7 @@ fn serve(request: &Request, descriptors: Vec<OwnedFd>) -> Answer {
     }
 }
 
-fn read_case(mut file: File) -> std::io::Result<Case> {
+fn read_case(mut file: File) -> std::io::Result<PushContext> {
     // The parent's writes have moved the shared file position to the end.
     std::io::Seek::rewind(&mut file)?;
     let mut text = Vec::new();
@@ -83,7 +83,7 @@ fn read_case(mut file: File) -> std::io::Result<Case> {
 }
 
 fn read_push(
-    case: &Case,
+    case: &PushContext,
     pack: Option<&(File, u64)>,
     bases: &[(File, u64)],
     detector: Option<&dyn Detector>,
@@ -107,11 +107,11 @@ fn read_push(
     };
     bases.visit(&mut object_index)?;
     object_index.begin_push();
-    for (place, update) in case.updates.iter().enumerate() {
-        object_index.text(update.name.as_bytes(), &Place::Ref(place));
+    for (index, update) in case.updates.iter().enumerate() {
+        object_index.text(update.name.as_bytes(), &SecretLocation::Ref(index));
     }
-    for (place, option) in case.options.iter().enumerate() {
-        object_index.text(option, &Place::Option(place));
+    for (index, option) in case.options.iter().enumerate() {
+        object_index.text(option, &SecretLocation::Option(index));
     }
     let mut objects = 0;
     if let Some((file, offset)) = pack {

@@ -70,7 +70,7 @@ impl<'a> Operations<'a> {
             self.0 = rest;
             return Ok(Some(piece));
         }
-        let mut place = |bits: std::ops::Range<u8>| {
+        let mut read_number = |bits: std::ops::Range<u8>| {
             let mut number = 0_usize;
             for (index, bit) in bits.enumerate() {
                 if order & (1 << bit) != 0 {
@@ -79,8 +79,8 @@ impl<'a> Operations<'a> {
             }
             Ok::<_, PackError>(number)
         };
-        let start = place(0..4)?;
-        let length = match place(4..7)? {
+        let start = read_number(0..4)?;
+        let length = match read_number(4..7)? {
             0 => 0x10000,
             length => length,
         };

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use policy::push::Case;
+use policy::push::PushContext;
 use policy::refs::ObjectId;
 
 use super::object_index::ObjectIndex;
@@ -12,7 +12,10 @@ use super::restricted_paths::peel;
 const MAX_COMMITS_VISITED: usize = 4_000_000;
 
 /// Returns, for each update, whether `new` descends from `old`; `None` if that is unknown.
-pub(super) fn fast_forwards(case: &Case, object_index: &ObjectIndex<'_>) -> Vec<Option<bool>> {
+pub(super) fn fast_forwards(
+    case: &PushContext,
+    object_index: &ObjectIndex<'_>,
+) -> Vec<Option<bool>> {
     let mut steps = MAX_COMMITS_VISITED;
     let updates = case.updates.iter();
     updates

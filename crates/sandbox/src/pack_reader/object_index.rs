@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use policy::push::{MOST_SIGHTINGS, ObjectFormat, Place, Sighting};
+use policy::push::{MAX_SECRET_FINDINGS, ObjectFormat, SecretFinding, SecretLocation};
 use policy::refs::ObjectId;
 use scan::detector::Detector;
 use scan::stream::StreamScanner;
@@ -58,14 +58,14 @@ pub(super) struct ObjectIndex<'d> {
 /// Secrets that the scanner found.
 #[derive(Default)]
 pub(super) struct SecretSightings {
-    pub(super) list: Vec<Sighting>,
+    pub(super) list: Vec<SecretFinding>,
     pub(super) is_truncated: bool,
 }
 
 impl SecretSightings {
-    fn add(&mut self, rule: String, place: Place) {
-        if self.list.len() < MOST_SIGHTINGS {
-            self.list.push(Sighting { rule, place });
+    fn add(&mut self, rule: String, place: SecretLocation) {
+        if self.list.len() < MAX_SECRET_FINDINGS {
+            self.list.push(SecretFinding { rule, place });
         } else {
             self.is_truncated = true;
         }
@@ -101,7 +101,7 @@ impl<'d> ObjectIndex<'d> {
     }
 
     /// Scans a text that is no object: the name of a ref or a push option.
-    pub(super) fn text(&mut self, text: &[u8], place: &Place) {
+    pub(super) fn text(&mut self, text: &[u8], place: &SecretLocation) {
         self.scan(text);
         self.finish_scan(place);
     }
@@ -116,7 +116,7 @@ impl<'d> ObjectIndex<'d> {
     }
 
     /// Ends the scan of the current text and records its findings for `place`.
-    fn finish_scan(&mut self, place: &Place) {
+    fn finish_scan(&mut self, place: &SecretLocation) {
         if let Some(scanner) = &mut self.scanner
             && self.is_pushed
         {
@@ -184,10 +184,10 @@ impl Visitor for ObjectIndex<'_> {
     fn end(&mut self, id: ObjectId) -> Result<(), PackError> {
         let whole = std::mem::take(&mut self.whole);
         let place = match self.kind {
-            Kind::Blob => Place::Blob { id, path: None },
+            Kind::Blob => SecretLocation::Blob { id, path: None },
             Kind::Tree => {
                 self.index_tree(id, &whole)?;
-                Place::Tree(id)
+                SecretLocation::Tree(id)
             }
             Kind::Commit => {
                 let links = object::commit(&whole, self.format)?;
@@ -198,12 +198,12 @@ impl Visitor for ObjectIndex<'_> {
                     parents: links.parents,
                     is_pushed: self.is_pushed,
                 });
-                Place::Commit(id)
+                SecretLocation::Commit(id)
             }
             Kind::Tag => {
                 self.tags.insert(id, object::tag(&whole, self.format)?);
                 self.scan(&whole);
-                Place::Tag(id)
+                SecretLocation::Tag(id)
             }
         };
         self.whole = whole;

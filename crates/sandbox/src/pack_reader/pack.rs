@@ -386,13 +386,13 @@ impl DeltaTree {
         let mut by_offset = Vec::new();
         let mut by_id = Vec::new();
         let mut weights = vec![1_u32; deltas.len()];
-        for (place, delta) in deltas.iter().enumerate().rev() {
+        for (index, delta) in deltas.iter().enumerate().rev() {
             match &delta.base {
-                Base::ById(id) => by_id.push((*id, place)),
+                Base::ById(id) => by_id.push((*id, index)),
                 Base::ByOffset(offset) => {
-                    by_offset.push((*offset, place));
+                    by_offset.push((*offset, index));
                     // A base precedes its deltas, so this delta's weight is complete.
-                    let own = weights.get(place).copied().unwrap_or(1);
+                    let own = weights.get(index).copied().unwrap_or(1);
                     let base = deltas.binary_search_by_key(offset, |delta| delta.offset);
                     if let Some(weight) = base.ok().and_then(|base| weights.get_mut(base)) {
                         *weight = weight.saturating_add(own);
@@ -416,10 +416,10 @@ impl DeltaTree {
         let named = with(&self.by_id, id);
         let mut children: Vec<usize> = at
             .chain(named)
-            .filter(|&place| deltas.get(place).is_some_and(|delta| !delta.is_done))
+            .filter(|&index| deltas.get(index).is_some_and(|delta| !delta.is_done))
             .collect();
-        children.sort_unstable_by_key(|&place| {
-            std::cmp::Reverse(self.weights.get(place).copied().unwrap_or_default())
+        children.sort_unstable_by_key(|&index| {
+            std::cmp::Reverse(self.weights.get(index).copied().unwrap_or_default())
         });
         children
     }
@@ -431,7 +431,7 @@ fn with<'a, K: Ord>(list: &'a [(K, usize)], key: &'a K) -> impl Iterator<Item = 
     let rest = list.get(begin..).unwrap_or_default();
     rest.iter()
         .take_while(move |(one, _)| one == key)
-        .map(|(_, place)| *place)
+        .map(|(_, index)| *index)
 }
 
 fn name_hasher(format: ObjectFormat, kind: Kind, size: u64) -> Hasher {

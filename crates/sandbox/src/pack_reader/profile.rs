@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_child_opens_nothing_starts_nothing_and_connects_nowhere() {
+    fn pack_reader_profile_refuses_files_programs_and_sockets() {
         // SAFETY: the child only makes system calls, and exits without running destructors.
         let status = match unsafe { fork() }.unwrap() {
             ForkResult::Child => {

@@ -52,7 +52,7 @@ impl RestrictedNames {
                     folded.as_str() == component.as_str() || is_short_name(component, folded)
                 }
             })
-            .map(|(place, _)| place)
+            .map(|(index, _)| index)
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
         let restricted_names =
             RestrictedNames::of(&[".github/workflows".to_owned(), ".github/actions".to_owned()]);
         assert_eq!(restricted_names.paths, [[0, 1], [0, 2]]);
-        for (name, place) in [
+        for (name, index) in [
             (".github", 0),
             (".GitHub", 0),
             (".GITHUB", 0),
@@ -124,7 +124,7 @@ mod tests {
             let meant: Vec<_> = restricted_names
                 .matching_components(name.as_bytes())
                 .collect();
-            assert_eq!(meant, [place], "{name:?}");
+            assert_eq!(meant, [index], "{name:?}");
         }
         for name in [
             "github", ".git", ".githubs", "x.github", "GITLAB~1", "github~x", "~1", "a:b",

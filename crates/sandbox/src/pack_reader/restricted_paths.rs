@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
-use policy::push::{Case, Restricted};
+use policy::push::{PushContext, RestrictedPathChange};
 use policy::refs::ObjectId;
 
 use super::error::PackError;
@@ -34,9 +34,9 @@ struct PathEntry {
 
 /// Returns the most severe change to a restricted path in the push.
 pub(super) fn compare(
-    case: &Case,
+    case: &PushContext,
     object_index: &ObjectIndex<'_>,
-) -> Result<Restricted, PackError> {
+) -> Result<RestrictedPathChange, PackError> {
     let mut comparison = PathComparison {
         object_index,
         values: HashMap::new(),
@@ -48,7 +48,7 @@ pub(super) fn compare(
         .filter_map(|id| object_index.commits.get(&peel(object_index, *id)))
         .filter(|commit| !commit.is_pushed)
         .collect();
-    let mut worst = Restricted::Untouched;
+    let mut worst = RestrictedPathChange::Untouched;
     for (path, _) in object_index.restricted_names.paths.iter().enumerate() {
         let mut known = HashSet::new();
         for tip in &tips {
@@ -69,7 +69,7 @@ pub(super) fn compare(
             // A commit that is in no pack here came with an earlier push, or from a fork, and was
             // never compared.
             if case.default_tip != Some(tip) && !object_index.commits.contains_key(&tip) {
-                worst = worse(worst, Restricted::Unknown);
+                worst = worse(worst, RestrictedPathChange::Unknown);
             }
         }
     }
@@ -86,11 +86,17 @@ pub(super) fn peel(object_index: &ObjectIndex<'_>, id: ObjectId) -> ObjectId {
     id
 }
 
-fn worse(one: Restricted, other: Restricted) -> Restricted {
+fn worse(one: RestrictedPathChange, other: RestrictedPathChange) -> RestrictedPathChange {
     match (one, other) {
-        (Restricted::Changed, _) | (_, Restricted::Changed) => Restricted::Changed,
-        (Restricted::Unknown, _) | (_, Restricted::Unknown) => Restricted::Unknown,
-        (Restricted::Untouched, Restricted::Untouched) => Restricted::Untouched,
+        (RestrictedPathChange::Changed, _) | (_, RestrictedPathChange::Changed) => {
+            RestrictedPathChange::Changed
+        }
+        (RestrictedPathChange::Unknown, _) | (_, RestrictedPathChange::Unknown) => {
+            RestrictedPathChange::Unknown
+        }
+        (RestrictedPathChange::Untouched, RestrictedPathChange::Untouched) => {
+            RestrictedPathChange::Untouched
+        }
     }
 }
 
@@ -106,10 +112,10 @@ impl PathComparison<'_, '_> {
         commit: &Commit,
         path: usize,
         known: &HashSet<Value>,
-    ) -> Result<Restricted, PackError> {
+    ) -> Result<RestrictedPathChange, PackError> {
         let value = self.value(&commit.tree, path)?;
         if known.contains(&value) {
-            return Ok(Restricted::Untouched);
+            return Ok(RestrictedPathChange::Untouched);
         }
         // The path is absent here, and no upstream version of it is known.
         let is_harmless = value.is_empty() && known.is_empty();
@@ -117,20 +123,20 @@ impl PathComparison<'_, '_> {
         for parent in &commit.parents {
             let Some(parent) = self.object_index.commits.get(parent) else {
                 return Ok(if is_harmless {
-                    Restricted::Untouched
+                    RestrictedPathChange::Untouched
                 } else {
-                    Restricted::Unknown
+                    RestrictedPathChange::Unknown
                 });
             };
             is_same &= self.value(&parent.tree, path)? == value;
         }
         let is_unclear = value.iter().any(|entry| entry.mode.is_none());
         Ok(match (commit.parents.is_empty(), is_same) {
-            (false, true) => Restricted::Untouched,
-            (true, _) if is_harmless => Restricted::Untouched,
-            (true, _) if known.is_empty() => Restricted::Unknown,
-            _ if is_unclear => Restricted::Unknown,
-            _ => Restricted::Changed,
+            (false, true) => RestrictedPathChange::Untouched,
+            (true, _) if is_harmless => RestrictedPathChange::Untouched,
+            (true, _) if known.is_empty() => RestrictedPathChange::Unknown,
+            _ if is_unclear => RestrictedPathChange::Unknown,
+            _ => RestrictedPathChange::Changed,
         })
     }
 

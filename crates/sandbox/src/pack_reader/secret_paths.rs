@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 
-use policy::push::{ObjectFormat, Place, Sighting};
+use policy::push::{ObjectFormat, SecretFinding, SecretLocation};
 use policy::refs::ObjectId;
 
 use super::base_packs::BasePacks;
@@ -18,12 +18,12 @@ const MAX_PATH_BYTES: usize = 1024;
 
 /// Sets the paths of the blobs among `sightings`. `roots` are the trees of commits.
 pub(super) fn resolve_paths(
-    sightings: &mut [Sighting],
+    sightings: &mut [SecretFinding],
     roots: &HashSet<ObjectId>,
     (file, begin): (&File, u64),
     bases: &BasePacks<'_>,
 ) -> Result<(), PackError> {
-    let is_blob = |sighting: &Sighting| matches!(sighting.place, Place::Blob { .. });
+    let is_blob = |sighting: &SecretFinding| matches!(sighting.place, SecretLocation::Blob { .. });
     if !sightings.iter().any(is_blob) {
         return Ok(());
     }
@@ -44,7 +44,7 @@ pub(super) fn resolve_paths(
         &mut edges,
     )?;
     for sighting in sightings {
-        if let Place::Blob { id, path } = &mut sighting.place {
+        if let SecretLocation::Blob { id, path } = &mut sighting.place {
             *path = edges.path_of(*id, roots);
         }
     }

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_stays_a_word() {
+    fn shell_quoting_keeps_each_argument() {
         for word in [
             "a b", "'", "$(id)", "`id`", "\"", "\\", "-n", "*", "a\nb", "",
         ] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_we_can_refuse() {
+    fn only_the_script_itself_can_report_a_refusal() {
         let script = Script::of(&SandboxCommand::new(["nothing"]), None, "mark").unwrap();
         let start_refusal = script.start_refusal(126, b"mark running it\n").unwrap();
         assert_eq!(start_refusal.step, "running it");

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_octal_or_base_256_and_nothing_else() {
+    fn numbers_parse_as_octal_or_base_256_only() {
         for (field, wanted) in [
             (&b"0000644\0"[..], Some(0o644)),
             (b"   644 \0", Some(0o644)),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_beyond_octal_is_kept() {
+    fn size_beyond_octal_is_written_in_base_256() {
         for size in [0, 1, (8 << 30) - 1, 8 << 30, u64::MAX] {
             let header = Header::new(b'0', b"x", b"").seal(0o644, size, 7);
             header.check().unwrap();

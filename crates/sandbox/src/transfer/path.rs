@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_stays_inside_only_where_that_is_certain() {
+    fn links_that_may_leave_the_target_are_rejected() {
         for (text, depth, wanted) in [
             (&b"b"[..], 0, true),
             (b"../b", 1, true),

@@ -42,7 +42,7 @@ pub fn worker_main() -> ExitCode {
         Ok(report) => Answer::Done(report),
         Err(error) => Answer::Failed(error.to_string()),
     };
-    match packet::widen(&line).and_then(|()| packet::send(line, &answer, &[])) {
+    match packet::enlarge_buffers(&line).and_then(|()| packet::send(line, &answer, &[])) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -209,7 +209,7 @@ pub(crate) fn a_deleted_sandbox_leaves_no_trace_and_its_id_is_free(fixture: &dyn
 
 pub(crate) fn every_call_for_an_unknown_sandbox_is_not_found(fixture: &dyn BackendFixture) {
     let backend = fixture.backend();
-    let id = config("nobody").id;
+    let id = config("unknown").id;
     let before = fixture.traces();
     assert_eq!(backend.status(&id), SandboxStatus::Missing);
     let answers = [
@@ -227,9 +227,9 @@ pub(crate) fn every_call_for_an_unknown_sandbox_is_not_found(fixture: &dyn Backe
             .err(),
     ];
     for (place, answer) in answers.into_iter().enumerate() {
-        let said = answer.map(|error| error.to_string());
+        let reply = answer.map(|error| error.to_string());
         let wanted = "Sandbox 'nobody' not found.";
-        assert_eq!(said.as_deref(), Some(wanted), "{place}");
+        assert_eq!(reply.as_deref(), Some(wanted), "{place}");
     }
     assert_eq!(fixture.traces(), before);
 }

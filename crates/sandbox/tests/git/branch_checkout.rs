@@ -28,12 +28,15 @@ fn checkout_switches_files_index_and_head_and_back() {
         std::fs::write(&path, format!("#!/bin/sh\ntouch {}\n", canary.display())).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let asked = fixture
+    let requested = fixture
         .host_repository
         .checkout_sensitive_paths(&fixture.slug)
         .unwrap();
-    let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
-    assert_eq!(asked, [".envrc (runs when a shell enters the directory)"]);
+    let requested: Vec<_> = requested.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        requested,
+        [".envrc (runs when a shell enters the directory)"]
+    );
     let outcome = fixture.host_repository.checkout(&fixture.slug).unwrap();
     assert_eq!(outcome.branch, "palisade/fix");
     assert_eq!(outcome.commit, repo.rev("palisade/fix"));
@@ -68,12 +71,12 @@ fn checkout_refuses_to_overwrite_changes_and_keeps_others() {
     let before = fingerprint(&repo.dir);
     let error = fixture.host_repository.checkout(&fixture.slug).unwrap_err();
     assert!(matches!(error, GitError::Dirty(_)), "{error}");
-    let said = error.to_string();
+    let printed = error.to_string();
     assert!(
-        said.contains("src/main.rs") && said.contains(".envrc"),
-        "{said}"
+        printed.contains("src/main.rs") && printed.contains(".envrc"),
+        "{printed}"
     );
-    assert!(!said.contains("src/lib.rs"), "{said}");
+    assert!(!printed.contains("src/lib.rs"), "{printed}");
     assert_eq!(fingerprint(&repo.dir), before);
     git(&repo.dir, &["checkout", "-q", "src/main.rs"]);
     std::fs::remove_file(repo.dir.join(".envrc")).unwrap();

@@ -100,7 +100,7 @@ fn depth_limits_history() {
 }
 
 #[test]
-fn a_spare_is_renamed_and_used_once() {
+fn spare_checkout_is_renamed_and_used_once() {
     let repo = Repo::with_files();
     let host_repository = repo.host_repository();
     let checkouts = repo.checkouts();
@@ -141,7 +141,7 @@ fn a_spare_is_renamed_and_used_once() {
 }
 
 #[test]
-fn the_least_recently_used_checkout_goes_first() {
+fn least_recently_used_checkout_is_evicted_first() {
     let repo = Repo::empty();
     let commits: Vec<_> = (0..3)
         .map(|number| {

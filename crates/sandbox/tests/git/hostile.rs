@@ -212,8 +212,8 @@ fn commit_message_is_stripped_of_control_characters() {
 /// million under the gate's default bounds; the tests use fewer.
 #[test]
 fn directory_with_too_many_names_is_refused_in_time() {
-    let asked = std::env::var("PALISADE_ENTRIES").ok();
-    let entries: u64 = asked.map_or(50_000, |entries| entries.parse().unwrap());
+    let setting = std::env::var("PALISADE_ENTRIES").ok();
+    let entries: u64 = setting.map_or(50_000, |entries| entries.parse().unwrap());
     let repo = Repo::with_files();
     let mut fixture = repo.sandbox("fix");
     let before = repo.rev("palisade/fix");
@@ -242,12 +242,12 @@ fn directory_with_too_many_names_is_refused_in_time() {
     let start = std::time::Instant::now();
     let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
     let took = start.elapsed();
-    let said = error.to_string();
+    let printed = error.to_string();
     assert!(
-        said.contains("the number of files exceeds the limit"),
-        "{said}"
+        printed.contains("the number of files exceeds the limit"),
+        "{printed}"
     );
-    assert!(!said.contains('\n'), "{said}");
+    assert!(!printed.contains('\n'), "{printed}");
     println!("{entries} entries refused in {took:?}");
     assert!(took.as_secs() < 30, "{took:?}");
     assert_eq!(repo.rev("palisade/fix"), before);
@@ -277,7 +277,7 @@ fn names_with_newlines_are_committed_and_quoted_in_errors() {
     fixture.write("evil\n\x1b[2J/.GIT/config", "x");
     let order = crate::worker::order(&repo, &fixture);
     let error = crate::worker::worker().snapshot(&order, None).unwrap_err();
-    let said = error.to_string();
-    assert!(said.contains("evil\\n\\033[2J/.GIT"), "{said}");
-    assert!(!said.contains(['\n', '\x1b']), "{said}");
+    let printed = error.to_string();
+    assert!(printed.contains("evil\\n\\033[2J/.GIT"), "{printed}");
+    assert!(!printed.contains(['\n', '\x1b']), "{printed}");
 }

@@ -13,8 +13,8 @@ use crate::repo::{Repo, git};
 fn processor() -> f64 {
     use nix::sys::resource::{UsageWho, getrusage};
     [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN]
-        .map(|who| {
-            let usage = getrusage(who).unwrap();
+        .map(|name| {
+            let usage = getrusage(name).unwrap();
             let seconds = |time: nix::sys::time::TimeVal| {
                 time.tv_sec() as f64 * 1000.0 + time.tv_usec() as f64 / 1000.0
             };

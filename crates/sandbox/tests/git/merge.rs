@@ -178,7 +178,7 @@ fn apply_changes_files_and_nothing_else() {
 }
 
 #[test]
-fn a_file_becomes_a_directory_and_back() {
+fn file_is_replaced_by_directory_and_back() {
     let repo = Repo::with_files();
     let mut fixture = repo.sandbox("fix");
     std::fs::remove_file(fixture.dir.join("README.md")).unwrap();
@@ -295,7 +295,7 @@ fn a_detached_head_a_linked_worktree_and_a_bare_repository_merge() {
 }
 
 #[test]
-fn a_diff_counts_quotes_and_applies() {
+fn diff_counts_changes_quotes_paths_and_applies() {
     let repo = Repo::with_files();
     let mut fixture = worked(&repo);
     std::fs::write(fixture.dir.join("binary"), [0, 1, 2, 255]).unwrap();

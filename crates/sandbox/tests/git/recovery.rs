@@ -134,24 +134,24 @@ fn killed_update_is_rolled_back_or_complete() {
             continue;
         }
         caught += 1;
-        let said = fixture.host_repository.recover().unwrap();
-        assert!(said.len() <= 1, "{said:?}");
+        let printed = fixture.host_repository.recover().unwrap();
+        assert!(printed.len() <= 1, "{printed:?}");
         assert_eq!((stages(&repo).len(), journals(&repo)), (0, 0), "{how}");
         assert!(!repo.dir.join(".git/index.lock").exists(), "{how}");
-        let taken_back = match said.first() {
-            Some(said) => said.contains("as they were"),
+        let taken_back = match printed.first() {
+            Some(printed) => printed.contains("as they were"),
             // No file had moved, or only the clean-up was left: the repository shows which.
             None => {
                 repo.rev("HEAD") == head && git(&repo.dir, &["status", "--porcelain"]).is_empty()
             }
         };
-        assert!(taken_back || is_complete(&repo), "{how} {said:?}");
+        assert!(taken_back || is_complete(&repo), "{how} {printed:?}");
         if taken_back {
             assert_eq!(repo.rev("HEAD"), head);
             assert_eq!(
                 git(&repo.dir, &["status", "--porcelain"]),
                 "",
-                "{how} {said:?}"
+                "{how} {printed:?}"
             );
             assert!(
                 fixture
@@ -165,11 +165,11 @@ fn killed_update_is_rolled_back_or_complete() {
             assert_eq!(
                 git(&repo.dir, &["status", "--porcelain"]),
                 "",
-                "{how} {said:?}"
+                "{how} {printed:?}"
             );
         }
         assert_eq!(fixture.host_repository.recover().unwrap(), [""; 0]);
-        println!("{how} killed at {seen}: {said:?}");
+        println!("{how} killed at {seen}: {printed:?}");
     }
     assert!(caught > 0, "every update finished before it was killed");
 }
@@ -222,10 +222,10 @@ fn foreign_lock_and_staging_directory_are_left_alone() {
         .host_repository
         .merge(&fixture.slug, MergeMode::Auto, None)
         .unwrap_err();
-    let said = error.to_string();
+    let printed = error.to_string();
     assert!(
-        said.contains("if none is running") && said.contains("index.lock"),
-        "{said}"
+        printed.contains("if none is running") && printed.contains("index.lock"),
+        "{printed}"
     );
     assert!(lock.exists());
     assert_eq!(git(&repo.dir, &["diff", "--stat"]), "");

@@ -239,7 +239,7 @@ fn pipes_sockets_and_unreadable_files_are_skipped_and_reported() {
 }
 
 #[test]
-fn a_submodule_stays_as_it_was_and_nothing_below_it_is_read() {
+fn submodule_is_kept_and_not_read() {
     let other = Repo::with_files();
     let repo = Repo::with_files();
     let url = other.dir.to_str().unwrap();

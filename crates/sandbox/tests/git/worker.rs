@@ -250,16 +250,16 @@ fn a_worker_without_memory_or_time_is_a_clear_error() {
 }
 
 #[test]
-fn a_program_that_is_no_worker_is_a_clear_error() {
+fn program_that_is_no_worker_is_an_error() {
     let repo = Repo::with_files();
     let fixture = repo.sandbox("fix");
-    for (program, said) in [
+    for (program, printed) in [
         ("/bin/false", "exited without"),
         ("/nonexistent", "could not be started"),
     ] {
         let worker = SnapshotWorker::new(PathBuf::from(program), Vec::new());
         let error = worker.snapshot(&order(&repo, &fixture), None).unwrap_err();
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(printed), "{error}");
     }
 }
 

@@ -37,9 +37,9 @@ fn all_tests_pass_for_an_unprivileged_user() {
         .gid(NOBODY)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(!said.contains(" 0 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(!printed.contains(" 0 passed"), "{printed}");
 }
 
 #[test]

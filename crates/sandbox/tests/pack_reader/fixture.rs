@@ -5,7 +5,7 @@ use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use policy::push::{Case, Findings, ObjectFormat};
+use policy::push::{Findings, ObjectFormat, PushContext};
 use policy::refs::{ObjectId, RefName, RefUpdate};
 use sandbox::pack_reader::{PackFile, PackReaderError, PackReaderPool};
 use tempfile::TempDir;
@@ -90,8 +90,8 @@ impl Repo {
             .unwrap();
         child.stdin.take().unwrap().write_all(input).unwrap();
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "git {args:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "git {args:?}: {printed}");
         output.stdout
     }
 
@@ -148,12 +148,12 @@ impl Repo {
     }
 
     /// A push of one new branch to `new`.
-    pub(crate) fn case(&self, new: &str) -> Case {
+    pub(crate) fn case(&self, new: &str) -> PushContext {
         self.case_from(&self.zero(), new)
     }
 
-    pub(crate) fn case_from(&self, old: &str, new: &str) -> Case {
-        Case {
+    pub(crate) fn case_from(&self, old: &str, new: &str) -> PushContext {
+        PushContext {
             format: self.format,
             updates: vec![RefUpdate {
                 name: RefName::parse(b"refs/heads/palisade/fix").unwrap(),
@@ -177,6 +177,6 @@ pub(crate) fn file(pack: &[u8]) -> PackFile {
     PackFile { file, offset }
 }
 
-pub(crate) async fn read(case: &Case, pack: PackFile) -> Result<Findings, PackReaderError> {
+pub(crate) async fn read(case: &PushContext, pack: PackFile) -> Result<Findings, PackReaderError> {
     pack_reader().read(case, Some(pack), Vec::new()).await
 }

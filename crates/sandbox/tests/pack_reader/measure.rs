@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use policy::push::Restricted;
+use policy::push::RestrictedPathChange;
 use sandbox::pack_reader::PackReaderLimits;
 
 use crate::fixture::{Repo, file, pack_reader};
@@ -90,7 +90,7 @@ async fn large_push_measured() {
     let peak = *receiver.borrow();
     assert_eq!(
         (found.secrets.len(), found.restricted),
-        (0, Restricted::Untouched)
+        (0, RestrictedPathChange::Untouched)
     );
     println!(
         "a push of {:.1} MiB, {} objects: {took:.2?}, at most {:.1} MiB of memory",

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use policy::push::{ObjectFormat, Restricted};
+use policy::push::{ObjectFormat, RestrictedPathChange};
 use policy::refs::{RefName, RefUpdate};
 use sandbox::pack_reader::PackReaderError;
 
@@ -35,7 +35,7 @@ async fn packs_of_both_formats_and_delta_kinds_are_read() {
             let found = read(&case, pack).await.unwrap();
             assert_eq!(found.objects, expected);
             assert_eq!((found.secrets.len(), found.more_secrets), (0, false));
-            assert_eq!(found.restricted, Restricted::Untouched);
+            assert_eq!(found.restricted, RestrictedPathChange::Untouched);
             assert_eq!(found.fast_forward, [Some(true)]);
         }
     }
@@ -125,7 +125,7 @@ async fn ten_thousand_commits_and_as_many_refs_are_read() {
     let found = read(&case, repo.pack(&["main"])).await.unwrap();
     assert!(found.objects > 30_000, "{}", found.objects);
     assert_eq!(found.fast_forward.len(), 10_000);
-    assert_eq!(found.restricted, Restricted::Untouched);
+    assert_eq!(found.restricted, RestrictedPathChange::Untouched);
 }
 
 #[tokio::test]

@@ -1,13 +1,17 @@
 //! Changes to restricted paths in a push.
 
-use policy::push::{Case, Restricted};
+use policy::push::{PushContext, RestrictedPathChange};
 use sandbox::pack_reader::PackFile;
 
 use crate::fixture::{Repo, id, pack_reader};
 
 const WORKFLOW: &str = ".github/workflows/ci.yml";
 
-async fn restricted_in(case: &Case, pack: PackFile, bases: Vec<PackFile>) -> Restricted {
+async fn restricted_in(
+    case: &PushContext,
+    pack: PackFile,
+    bases: Vec<PackFile>,
+) -> RestrictedPathChange {
     let found = pack_reader().read(case, Some(pack), bases).await;
     found.unwrap().restricted
 }
@@ -22,7 +26,7 @@ fn upstream() -> (Repo, String) {
 }
 
 /// The result of pushing HEAD as a new branch, with upstream's default branch at `tip` as a base.
-async fn new_branch(repo: &Repo, tip: &str) -> Restricted {
+async fn new_branch(repo: &Repo, tip: &str) -> RestrictedPathChange {
     let mut case = repo.case(&repo.rev("HEAD"));
     case.default_tip = Some(id(tip));
     let pack = repo.pack(&["HEAD", &format!("^{tip}")]);
@@ -35,7 +39,10 @@ async fn change_to_other_files_leaves_paths_untouched() {
     repo.write("README.md", "y\n");
     repo.write(".github/CODEOWNERS", "* @nobody\n");
     repo.commit("work");
-    assert_eq!(new_branch(&repo, &tip).await, Restricted::Untouched);
+    assert_eq!(
+        new_branch(&repo, &tip).await,
+        RestrictedPathChange::Untouched
+    );
 }
 
 #[tokio::test]
@@ -57,14 +64,18 @@ async fn workflow_edit_addition_or_removal_is_a_change() {
             None => std::fs::remove_file(repo.dir().join(path)).unwrap(),
         }
         repo.commit("work");
-        assert_eq!(new_branch(&repo, &tip).await, Restricted::Changed, "{path}");
+        assert_eq!(
+            new_branch(&repo, &tip).await,
+            RestrictedPathChange::Changed,
+            "{path}"
+        );
     }
     // The directory becomes a symbolic link to another.
     let (repo, tip) = upstream();
     std::fs::rename(repo.dir().join(".github"), repo.dir().join("elsewhere")).unwrap();
     std::os::unix::fs::symlink("elsewhere", repo.dir().join(".github")).unwrap();
     repo.commit("work");
-    assert_eq!(new_branch(&repo, &tip).await, Restricted::Changed);
+    assert_eq!(new_branch(&repo, &tip).await, RestrictedPathChange::Changed);
 }
 
 #[tokio::test]
@@ -74,7 +85,7 @@ async fn change_reverted_within_the_push_is_a_change() {
     repo.commit("change");
     repo.write(WORKFLOW, "on: push\n");
     repo.commit("undo");
-    assert_eq!(new_branch(&repo, &tip).await, Restricted::Changed);
+    assert_eq!(new_branch(&repo, &tip).await, RestrictedPathChange::Changed);
 }
 
 #[tokio::test]
@@ -92,11 +103,11 @@ async fn change_on_side_parent_or_unreachable_commit_is_a_change() {
     let pack = repo.pack(&[&work, &evil, &format!("^{tip}")]);
     assert_eq!(
         restricted_in(&case, pack, vec![repo.base(&tip)]).await,
-        Restricted::Changed
+        RestrictedPathChange::Changed
     );
     // As a parent whose files are not taken.
     repo.git(&["merge", "-q", "-s", "ours", "-m", "merge", "side"]);
-    assert_eq!(new_branch(&repo, &tip).await, Restricted::Changed);
+    assert_eq!(new_branch(&repo, &tip).await, RestrictedPathChange::Changed);
 }
 
 #[tokio::test]
@@ -110,18 +121,30 @@ async fn branch_from_older_upstream_or_merge_of_newer_is_untouched() {
     let newer = repo.commit("upstream changes its workflow");
     repo.git(&["checkout", "-q", "work"]);
     // The older commit is in upstream's history, which the base pack has.
-    assert_eq!(new_branch(&repo, &newer).await, Restricted::Untouched);
+    assert_eq!(
+        new_branch(&repo, &newer).await,
+        RestrictedPathChange::Untouched
+    );
     repo.git(&["merge", "-q", "-m", "merge", "main"]);
-    assert_eq!(new_branch(&repo, &newer).await, Restricted::Untouched);
+    assert_eq!(
+        new_branch(&repo, &newer).await,
+        RestrictedPathChange::Untouched
+    );
     // A merge that keeps the older side's workflow undoes upstream's change.
     repo.git(&["reset", "-q", "--hard", "HEAD~1"]);
     repo.git(&["merge", "-q", "-s", "ours", "-m", "merge", "main"]);
-    assert_eq!(new_branch(&repo, &newer).await, Restricted::Changed);
+    assert_eq!(
+        new_branch(&repo, &newer).await,
+        RestrictedPathChange::Changed
+    );
     // Copying upstream's newer version without merging changes nothing.
     repo.git(&["reset", "-q", "--hard", &old]);
     repo.write(WORKFLOW, "on: newer\n");
     repo.commit("as upstream");
-    assert_eq!(new_branch(&repo, &newer).await, Restricted::Untouched);
+    assert_eq!(
+        new_branch(&repo, &newer).await,
+        RestrictedPathChange::Untouched
+    );
 }
 
 #[tokio::test]
@@ -133,23 +156,23 @@ async fn restricted_path_without_upstreams_trees_is_unknown() {
     let case = repo.case_from(&tip, &work);
     assert_eq!(
         restricted_in(&case, pack(), Vec::new()).await,
-        Restricted::Unknown
+        RestrictedPathChange::Unknown
     );
     assert_eq!(
         restricted_in(&case, pack(), vec![repo.base(&tip)]).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
     let mut free = case.clone();
     free.restricted = Vec::new();
     assert_eq!(
         restricted_in(&free, pack(), Vec::new()).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
     // A push of a whole new repository with a workflow.
     let case = repo.case(&tip);
     assert_eq!(
         restricted_in(&case, repo.pack(&[&tip]), Vec::new()).await,
-        Restricted::Unknown
+        RestrictedPathChange::Unknown
     );
 }
 
@@ -163,7 +186,7 @@ async fn push_without_restricted_paths_needs_no_bases() {
     let case = repo.case_from(&first, &second);
     assert_eq!(
         restricted_in(&case, pack, Vec::new()).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
 }
 
@@ -178,18 +201,18 @@ async fn commit_that_is_in_no_pack_is_unknown() {
     let bases = || vec![repo.base(&tip)];
     assert_eq!(
         restricted_in(&case, empty(), bases()).await,
-        Restricted::Unknown
+        RestrictedPathChange::Unknown
     );
     // Upstream's own tip is untouched, even without its trees.
     let mut case = repo.case(&tip);
     case.default_tip = Some(id(&tip));
     assert_eq!(
         restricted_in(&case, empty(), bases()).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
     assert_eq!(
         restricted_in(&case, empty(), Vec::new()).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
     // An `old` id that comes with the push's own pack is not upstream's.
     repo.git(&["commit", "-q", "--amend", "-m", "evil"]);
@@ -198,7 +221,7 @@ async fn commit_that_is_in_no_pack_is_unknown() {
     let pack = repo.pack(&[&evil, &format!("^{tip}")]);
     assert_eq!(
         restricted_in(&case, pack, bases()).await,
-        Restricted::Changed
+        RestrictedPathChange::Changed
     );
 }
 
@@ -214,6 +237,6 @@ async fn tag_is_compared_by_its_target() {
     let pack = repo.pack(&["v2", &format!("^{tip}")]);
     assert_eq!(
         restricted_in(&case, pack, vec![repo.base(&tip)]).await,
-        Restricted::Untouched
+        RestrictedPathChange::Untouched
     );
 }

@@ -1,11 +1,11 @@
 //! Secrets are found in every part of a push.
 
-use policy::push::{Findings, MOST_SIGHTINGS, ObjectFormat, Place};
+use policy::push::{Findings, MAX_SECRET_FINDINGS, ObjectFormat, SecretLocation};
 use policy::refs::{RefName, RefUpdate};
 
 use crate::fixture::{Repo, id, read, token};
 
-fn places(found: &Findings) -> Vec<Place> {
+fn places(found: &Findings) -> Vec<SecretLocation> {
     assert!(
         found.secrets.iter().all(|one| one.rule == "github-token"),
         "{found:?}"
@@ -27,7 +27,7 @@ async fn secret_in_a_file_is_found_with_its_path() {
         let tip = repo.commit("second");
         let pack = repo.pack(&[&tip, &format!("^{first}")]);
         let found = read(&repo.case_from(&first, &tip), pack).await.unwrap();
-        let blob = Place::Blob {
+        let blob = SecretLocation::Blob {
             id: id(&repo.rev("HEAD:a/b/settings.env")),
             path: Some("a/b/settings.env".to_owned()),
         };
@@ -51,7 +51,7 @@ async fn secret_in_a_delta_is_found() {
         let path = Some("file".to_owned());
         assert_eq!(
             places(&found),
-            [Place::Blob {
+            [SecretLocation::Blob {
                 id: id(&secret),
                 path
             }]
@@ -94,7 +94,7 @@ async fn secret_in_unreachable_object_is_found() {
     let tree = repo.rev("HEAD^{tree}");
     let pack = repo.pack_of(&[&tip, &tree, &loose]);
     let found = read(&repo.case(&tip), pack).await.unwrap();
-    let place = Place::Blob {
+    let place = SecretLocation::Blob {
         id: id(&loose),
         path: None,
     };
@@ -108,7 +108,7 @@ async fn secret_in_commit_or_tag_text_is_found() {
     let found = read(&repo.case(&message), repo.pack(&["HEAD"]))
         .await
         .unwrap();
-    assert_eq!(places(&found), [Place::Commit(id(&message))]);
+    assert_eq!(places(&found), [SecretLocation::Commit(id(&message))]);
 
     let repo = Repo::new();
     let author = format!("{} <a@example.com>", token());
@@ -123,14 +123,14 @@ async fn secret_in_commit_or_tag_text_is_found() {
     ]);
     let tip = repo.rev("HEAD");
     let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
-    assert_eq!(places(&found), [Place::Commit(id(&tip))]);
+    assert_eq!(places(&found), [SecretLocation::Commit(id(&tip))]);
 
     let repo = Repo::new();
     repo.commit("x");
     repo.git(&["tag", "-a", "v1", "-m", &token()]);
     let tag = repo.rev("v1");
     let found = read(&repo.case(&tag), repo.pack(&["v1"])).await.unwrap();
-    assert_eq!(places(&found), [Place::Tag(id(&tag))]);
+    assert_eq!(places(&found), [SecretLocation::Tag(id(&tag))]);
 
     // A commit header that git does not know.
     let repo = Repo::new();
@@ -145,7 +145,7 @@ async fn secret_in_commit_or_tag_text_is_found() {
         text.as_bytes(),
     );
     let found = read(&repo.case(&odd), repo.pack(&[&odd])).await.unwrap();
-    assert_eq!(places(&found), [Place::Commit(id(&odd))]);
+    assert_eq!(places(&found), [SecretLocation::Commit(id(&odd))]);
 }
 
 #[tokio::test]
@@ -154,7 +154,10 @@ async fn secret_in_names_and_push_options_is_found() {
     repo.write(&format!("dir/{}", token()), "x");
     let tip = repo.commit("x");
     let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
-    assert_eq!(places(&found), [Place::Tree(id(&repo.rev("HEAD:dir")))]);
+    assert_eq!(
+        places(&found),
+        [SecretLocation::Tree(id(&repo.rev("HEAD:dir")))]
+    );
 
     let repo = Repo::new();
     let tip = repo.commit("x");
@@ -169,7 +172,10 @@ async fn secret_in_names_and_push_options_is_found() {
         format!("note={}", token()).into_bytes(),
     ];
     let found = read(&case, repo.pack(&["HEAD"])).await.unwrap();
-    assert_eq!(places(&found), [Place::Ref(1), Place::Option(1)]);
+    assert_eq!(
+        places(&found),
+        [SecretLocation::Ref(1), SecretLocation::Option(1)]
+    );
 }
 
 #[tokio::test]
@@ -197,7 +203,7 @@ async fn old_history_and_unscanned_push_have_no_findings() {
 #[tokio::test]
 async fn findings_over_the_maximum_are_truncated() {
     let repo = Repo::new();
-    for number in 0..MOST_SIGHTINGS + 1 {
+    for number in 0..MAX_SECRET_FINDINGS + 1 {
         repo.write(
             &format!("file-{number}"),
             &format!("{number} {}\n{}", token(), token()),
@@ -205,8 +211,9 @@ async fn findings_over_the_maximum_are_truncated() {
     }
     let tip = repo.commit("x");
     let found = read(&repo.case(&tip), repo.pack(&["HEAD"])).await.unwrap();
-    assert_eq!(places(&found).len(), MOST_SIGHTINGS);
+    assert_eq!(places(&found).len(), MAX_SECRET_FINDINGS);
     assert!(found.more_secrets);
-    let named = |place: &Place| matches!(place, Place::Blob { path: Some(_), .. });
+    let named =
+        |place: &SecretLocation| matches!(place, SecretLocation::Blob { path: Some(_), .. });
     assert!(places(&found).iter().all(named), "{found:?}");
 }

@@ -478,7 +478,7 @@ fn names_are_unique_and_no_keyword_begins_another() {
 }
 
 #[test]
-fn a_finding_is_a_span_around_the_secret() {
+fn finding_is_the_span_of_the_secret() {
     let token = format!("{}{}", "ghp_", noise(36));
     let text = format!("first line\nTOKEN={token}\n");
     let shapes = ShapeDetector::built_in().unwrap();
@@ -489,7 +489,7 @@ fn a_finding_is_a_span_around_the_secret() {
 }
 
 #[test]
-fn a_placeholder_is_no_secret() {
+fn placeholder_is_not_a_secret() {
     let random = noise(24);
     for text in [
         format!("GITHUB_TOKEN=PALISADE_github_{random}"),

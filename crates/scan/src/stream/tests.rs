@@ -30,7 +30,7 @@ fn in_pieces(
 }
 
 #[test]
-fn a_secret_across_any_boundary_is_found_once() {
+fn secret_across_any_boundary_is_found_once() {
     let shapes = ShapeDetector::built_in().unwrap();
     let window = WINDOW + 2 * shapes.reach();
     let secret = secret();

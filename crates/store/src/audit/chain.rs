@@ -11,7 +11,7 @@ use policy::audit::{AuditEvent, Kind};
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -242,7 +242,7 @@ struct Body<'a> {
     unread: bool,
     v: u8,
     #[serde(skip_serializing_if = "Option::is_none")]
-    verdict: Option<Word>,
+    verdict: Option<VerdictKind>,
 }
 
 /// The fields of a body that verification needs.
@@ -358,7 +358,7 @@ mod tests {
             stage: text(),
             status: Some(403),
             unread: true,
-            verdict: Some(Word::Deny),
+            verdict: Some(VerdictKind::Deny),
         }
     }
 

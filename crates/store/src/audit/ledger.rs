@@ -249,14 +249,14 @@ pub(crate) struct Changes {
 
 /// The writes of one transaction. It changes the ledger as it proceeds and saves the previous
 /// state, so that a failed transaction can be reverted in memory too.
-pub(crate) struct Turn<'a> {
+pub(crate) struct LedgerTransaction<'a> {
     conn: &'a Connection,
     ledger: &'a mut Ledger,
     changes: Changes,
     max_bytes: u64,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> LedgerTransaction<'a> {
     pub(crate) fn new(conn: &'a Connection, ledger: &'a mut Ledger, max_bytes: u64) -> Self {
         Self {
             conn,

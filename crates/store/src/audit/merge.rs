@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use policy::audit::{AuditEvent, Kind};
 use policy::reason::Reason;
-use policy::verdict::{RuleName, Word};
+use policy::verdict::{RuleName, VerdictKind};
 
 use super::chain::ChainName;
 use super::queue::Entry;
@@ -69,7 +69,7 @@ struct MergeKey<'a> {
     reason: Option<Reason>,
     status: Option<u16>,
     unread: bool,
-    verdict: Option<Word>,
+    verdict: Option<VerdictKind>,
     rule: Option<&'a RuleName>,
     sandbox: &'a ChainName,
     refs: &'a [String],
@@ -191,7 +191,7 @@ mod tests {
             |e| e.stage = Some("policy".to_owned()),
             |e| e.status = Some(200),
             |e| e.unread = true,
-            |e| e.verdict = Some(Word::Allow),
+            |e| e.verdict = Some(VerdictKind::Allow),
         ];
         for (number, change) in changes.iter().enumerate() {
             let mut entries: Vec<_> = (0..100).map(|n| entry("a", Kind::Http, "x", n)).collect();

@@ -6,7 +6,7 @@ use policy::audit::{AuditEvent, Kind};
 use policy::clock::UnixMillis;
 use policy::id::{RequestId, SandboxId};
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use rusqlite::Connection;
 use rusqlite::types::Value;
 
@@ -25,7 +25,7 @@ pub struct AuditFilter {
     /// Of this kind.
     pub kind: Option<Kind>,
     /// With this verdict.
-    pub verdict: Option<Word>,
+    pub verdict: Option<VerdictKind>,
     /// Refused for this reason.
     pub reason: Option<Reason>,
     /// About this request.

@@ -8,16 +8,16 @@ use policy::id::SandboxId;
 use policy::registration::{Registration, canonical_ip};
 use tokio::sync::oneshot;
 
-use crate::audit::ledger::Turn;
+use crate::audit::ledger::LedgerTransaction;
 use crate::database::{delete_registration, put_registration};
 use crate::error::StoreError;
 use crate::registry::{RegistrationOutcome, RegistrySnapshot};
 
 /// The channel for a command's result.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// Sends the result to the caller, once the outcome of the transaction is known.
-pub(crate) type Answer = Box<dyn FnOnce(Result<(), StoreError>)>;
+pub(crate) type CommitCallback = Box<dyn FnOnce(Result<(), StoreError>)>;
 
 /// How a live registration that holds the address of a new one is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum Durable {
     Record {
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<u64>,
+        reply: ReplySender<u64>,
     },
     /// Add or replace a row.
     Register {
@@ -42,19 +42,19 @@ pub(crate) enum Durable {
         live_holder: LiveHolder,
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<RegistrationOutcome>,
+        reply: ReplySender<RegistrationOutcome>,
     },
     /// Remove a row.
     Unregister {
         id: SandboxId,
         event: Box<AuditEvent>,
         now: UnixMillis,
-        reply: Reply<Arc<Registration>>,
+        reply: ReplySender<Arc<Registration>>,
     },
     /// Remove expired rows.
     Prune {
         now: UnixMillis,
-        reply: Reply<Vec<SandboxId>>,
+        reply: ReplySender<Vec<SandboxId>>,
     },
 }
 
@@ -77,10 +77,10 @@ impl Durable {
     /// changes it; `before` is the registry before.
     pub(crate) fn apply(
         self,
-        turn: &mut Turn<'_>,
+        turn: &mut LedgerTransaction<'_>,
         before: &RegistrySnapshot,
         changed: &mut Option<RegistrySnapshot>,
-        answers: &mut Vec<Answer>,
+        answers: &mut Vec<CommitCallback>,
     ) -> Result<(), rusqlite::Error> {
         let mut rows = Rows { before, changed };
         match self {
@@ -108,7 +108,7 @@ impl Durable {
     }
 
     /// The result of a command that was not started.
-    pub(crate) fn unreached(self) -> Answer {
+    pub(crate) fn unreached(self) -> CommitCallback {
         match self {
             Self::Record { reply, .. } => fail(reply),
             Self::Register { reply, .. } => fail(reply),
@@ -135,7 +135,7 @@ impl Rows<'_> {
 }
 
 fn register(
-    turn: &mut Turn<'_>,
+    turn: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     mut row: Registration,
     live_holder: LiveHolder,
@@ -169,7 +169,7 @@ fn register(
 }
 
 fn unregister(
-    turn: &mut Turn<'_>,
+    turn: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     id: SandboxId,
     event: &AuditEvent,
@@ -183,7 +183,11 @@ fn unregister(
     Ok(rows.change().remove(&id).ok_or(StoreError::NotFound { id }))
 }
 
-fn prune(turn: &mut Turn<'_>, rows: &mut Rows<'_>, now: UnixMillis) -> Outcome<Vec<SandboxId>> {
+fn prune(
+    turn: &mut LedgerTransaction<'_>,
+    rows: &mut Rows<'_>,
+    now: UnixMillis,
+) -> Outcome<Vec<SandboxId>> {
     let ids = rows.now().expired(now);
     for id in &ids {
         end(turn, rows, id, "expired", now)?;
@@ -193,7 +197,7 @@ fn prune(turn: &mut Turn<'_>, rows: &mut Rows<'_>, now: UnixMillis) -> Outcome<V
 
 /// Removes a row, with a record of the reason in its own chain.
 fn end(
-    turn: &mut Turn<'_>,
+    turn: &mut LedgerTransaction<'_>,
     rows: &mut Rows<'_>,
     id: &SandboxId,
     event: &str,
@@ -207,9 +211,9 @@ fn end(
 
 /// Keeps the result until after the commit, and passes on a failed statement.
 fn settle<T: 'static>(
-    reply: Reply<T>,
+    reply: ReplySender<T>,
     outcome: Outcome<T>,
-    answers: &mut Vec<Answer>,
+    answers: &mut Vec<CommitCallback>,
 ) -> Result<(), rusqlite::Error> {
     match outcome {
         Ok(outcome) => {
@@ -226,7 +230,7 @@ fn settle<T: 'static>(
     }
 }
 
-fn fail<T: 'static>(reply: Reply<T>) -> Answer {
+fn fail<T: 'static>(reply: ReplySender<T>) -> CommitCallback {
     Box::new(move |committed| {
         let _ = reply.send(Err(committed.err().unwrap_or(StoreError::Closed)));
     })

@@ -9,7 +9,7 @@ use rusqlite::config::DbConfig;
 
 use super::{Command, Writer};
 use crate::DATABASE;
-use crate::audit::ledger::{MAX_SEQ, Turn};
+use crate::audit::ledger::{LedgerTransaction, MAX_SEQ};
 use crate::connection;
 use crate::database::Database;
 use crate::error::{StoreError, is_corruption};
@@ -100,7 +100,9 @@ fn put(staged: &Staged, path: &Path) -> Result<(), StoreError> {
 /// Rotates out one segment, or leaves the transaction as it was and returns why. A failing disk or
 /// a corrupt file fail the transaction; a row that cannot be removed for another reason must not
 /// prevent other records from being written.
-pub(super) fn rotate(turn: &mut Turn<'_>) -> Result<Result<(), rusqlite::Error>, rusqlite::Error> {
+pub(super) fn rotate(
+    turn: &mut LedgerTransaction<'_>,
+) -> Result<Result<(), rusqlite::Error>, rusqlite::Error> {
     turn.conn().execute_batch("SAVEPOINT rotation")?;
     match turn.rotate_one() {
         Ok(()) => turn.conn().execute_batch("RELEASE rotation").map(Ok),

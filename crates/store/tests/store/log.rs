@@ -3,7 +3,7 @@
 use policy::audit::{AuditEvent, Kind};
 use policy::id::RequestId;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use proptest::prelude::*;
 use store::audit::query::AuditFilter;
 use store::audit::verify::{ChainFaultKind, verify_blocking, verify_jsonl};
@@ -27,7 +27,7 @@ async fn query_returns_records_that_match_every_field() {
         let mut event = request(if n % 2 == 0 { "even" } else { "odd" }, "h.example");
         event.request_id = Some(RequestId::new(n.into(), 0));
         if n % 5 == 0 {
-            event.verdict = Some(Word::Deny);
+            event.verdict = Some(VerdictKind::Deny);
             event.reason = Some(Reason::HostDenied);
             event.host = Some("x'; DROP TABLE audit; --\0\u{1F980}".to_owned());
         }
@@ -56,7 +56,7 @@ async fn query_returns_records_that_match_every_field() {
         ),
         (
             AuditFilter {
-                verdict: Some(Word::Deny),
+                verdict: Some(VerdictKind::Deny),
                 ..all()
             },
             vec![5, 10],

@@ -88,8 +88,8 @@ impl LargeFiles {
             Some(host) => format!("https://{host}"),
             None => repository.to_owned(),
         };
-        let asked = batch["objects"].as_array().into_iter().flatten();
-        let objects: Vec<Value> = asked
+        let requested = batch["objects"].as_array().into_iter().flatten();
+        let objects: Vec<Value> = requested
             .map(|object| {
                 let oid = object["oid"].as_str().unwrap_or_default();
                 let size = &object["size"];

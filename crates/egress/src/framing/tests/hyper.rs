@@ -1,4 +1,4 @@
-//! hyper as the reader behind the guard: what its service sees, and what a client hears.
+//! Tests of the guard with hyper: the requests of the service, and the answers to the client.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +14,20 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 
-/// What the service saw of one request.
+/// A request as the service received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Seen {
-    Whole(String, Vec<u8>),
+enum ReceivedRequest {
+    Complete(String, Vec<u8>),
     Refused(FaultKind),
-    /// Its head was good, its body ended in an error, for this reason where there is one.
+    /// The head was valid and the body ended in an error, with the guard's fault if it has one.
     Broken(String, Option<FaultKind>),
 }
 
 #[derive(Clone)]
 struct Service {
-    faults: Faults,
+    faults: GuardHandle,
     count: Arc<AtomicU64>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ReceivedRequest>>>,
     switch: bool,
     upgraded: Arc<Mutex<Option<Upgraded>>>,
 }
@@ -35,18 +35,21 @@ struct Service {
 impl Service {
     async fn answer(self, mut request: Request<Incoming>) -> Response<Full<Bytes>> {
         let ordinal = self.count.fetch_add(1, Ordering::Relaxed);
-        // hyper may read on before an answer: nobody is in a hurry here.
+        // Gives hyper the chance to read further before the answer.
         tokio::task::yield_now().await;
         let line = format!("{} {}", request.method(), request.uri());
-        let (seen, status) = if let Some(fault) = self.faults.take(ordinal) {
-            (Seen::Refused(fault.what), StatusCode::BAD_REQUEST)
+        let (seen, status) = if let Some(fault) = self.faults.take_fault(ordinal) {
+            (
+                ReceivedRequest::Refused(fault.kind),
+                StatusCode::BAD_REQUEST,
+            )
         } else if self.switch {
             let upgrade = ::hyper::upgrade::on(&mut request);
-            let place = Arc::clone(&self.upgraded);
+            let slot = Arc::clone(&self.upgraded);
             tokio::spawn(async move {
-                *place.lock().unwrap() = upgrade.await.ok();
+                *slot.lock().unwrap() = upgrade.await.ok();
             });
-            (Seen::Whole(line, Vec::new()), StatusCode::OK)
+            (ReceivedRequest::Complete(line, Vec::new()), StatusCode::OK)
         } else {
             self.faults.resume(ordinal);
             let status = match *request.method() {
@@ -54,10 +57,16 @@ impl Service {
                 _ => StatusCode::OK,
             };
             match request.into_body().collect().await {
-                Ok(body) => (Seen::Whole(line, body.to_bytes().to_vec()), status),
+                Ok(body) => (
+                    ReceivedRequest::Complete(line, body.to_bytes().to_vec()),
+                    status,
+                ),
                 Err(_) => {
-                    let fault = self.faults.take(ordinal).map(|fault| fault.what);
-                    (Seen::Broken(line, fault), StatusCode::BAD_REQUEST)
+                    let fault = self.faults.take_fault(ordinal).map(|fault| fault.kind);
+                    (
+                        ReceivedRequest::Broken(line, fault),
+                        StatusCode::BAD_REQUEST,
+                    )
                 }
             }
         };
@@ -68,7 +77,7 @@ impl Service {
     }
 }
 
-fn service(faults: Faults, switch: bool) -> Service {
+fn service(faults: GuardHandle, switch: bool) -> Service {
     Service {
         faults,
         count: Arc::default(),
@@ -79,32 +88,32 @@ fn service(faults: Faults, switch: bool) -> Service {
 }
 
 async fn serve(server: DuplexStream, switch: bool) -> Service {
-    let (guarded, faults) = Guarded::new(server, Limits::default());
+    let (guard, faults) = FramingGuard::new(server, HeadLimits::default());
     let service = service(faults, switch);
     let answering = service.clone();
     let connection = http1::Builder::new()
         .serve_connection(
-            TokioIo::new(guarded),
+            TokioIo::new(guard),
             service_fn(move |request| {
                 let answering = answering.clone();
                 async move { Ok::<_, Infallible>(answering.answer(request).await) }
             }),
         )
         .with_upgrades();
-    // How a connection ends that a client broke off is no matter here.
+    // The error of a connection that the client closed is not tested here.
     let _ = connection.await;
     service
 }
 
-/// What the service saw of `bytes`, sent in these steps, and what was answered. The client
-/// stays until the connection is closed, unless it `leaves` when it has said all.
-async fn talk(bytes: &[u8], step: usize, leaves: bool) -> (Vec<Seen>, String) {
+/// Sends `bytes` in pieces of `step` bytes, and returns the received requests and the answers. The
+/// client waits until the connection is closed; if it `leaves`, it closes its sending side first.
+async fn exchange(bytes: &[u8], step: usize, leaves: bool) -> (Vec<ReceivedRequest>, String) {
     let (client, server) = duplex(step.min(1 << 20));
     let serving = tokio::spawn(serve(server, false));
     let (mut reader, mut writer) = tokio::io::split(client);
     let bytes = bytes.to_vec();
     let writing = tokio::spawn(async move {
-        // The other side may close first.
+        // The server may close first.
         let _ = writer.write_all(&bytes).await;
         if leaves {
             let _ = writer.shutdown().await;
@@ -130,15 +139,15 @@ const FIRST: &str = "POST /first HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r
 const LAST: &str = "GET /last HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n";
 const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: b.test\r\n\r\n";
 
-fn first() -> Seen {
-    Seen::Whole("POST /first".into(), b"abc".to_vec())
+fn first() -> ReceivedRequest {
+    ReceivedRequest::Complete("POST /first".into(), b"abc".to_vec())
 }
 
-fn last() -> Seen {
-    Seen::Whole("GET /last".into(), Vec::new())
+fn last() -> ReceivedRequest {
+    ReceivedRequest::Complete("GET /last".into(), Vec::new())
 }
 
-/// Messages that some server somewhere reads in two ways, and why they are refused here.
+/// Messages that parsers are known to read differently, and their faults.
 const HEADS: &[(&str, FaultKind)] = &[
     (
         "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -206,12 +215,16 @@ const HEADS: &[(&str, FaultKind)] = &[
 ];
 
 #[tokio::test]
-async fn a_refused_head_is_answered_by_the_service_and_nothing_behind_it_is_served() {
-    for (rest, what) in HEADS {
+async fn refused_head_is_answered_and_later_bytes_are_not_served() {
+    for (rest, kind) in HEADS {
         let bytes = format!("{FIRST}POST / HTTP/1.1\r\nHost: a.test\r\n{rest}{SMUGGLED}{LAST}");
         for step in [1, 7, 4096] {
-            let (seen, answers) = talk(bytes.as_bytes(), step, false).await;
-            assert_eq!(seen, [first(), Seen::Refused(*what)], "{bytes:?}");
+            let (seen, answers) = exchange(bytes.as_bytes(), step, false).await;
+            assert_eq!(
+                seen,
+                [first(), ReceivedRequest::Refused(*kind)],
+                "{bytes:?}"
+            );
             assert_eq!(statuses(&answers), ["200", "400"], "{answers}");
             assert!(answers.contains("connection: close"), "{answers}");
         }
@@ -219,7 +232,7 @@ async fn a_refused_head_is_answered_by_the_service_and_nothing_behind_it_is_serv
 }
 
 #[tokio::test]
-async fn a_refused_request_line_is_answered_by_the_service() {
+async fn refused_request_line_is_answered_by_the_service() {
     for line in [
         "GET / HTTP/1.1\n",
         "GET /a b HTTP/1.1\r\n",
@@ -231,21 +244,21 @@ async fn a_refused_request_line_is_answered_by_the_service() {
         "GET / HTTP/1.0\r\n\r\n",
     ] {
         let bytes = format!("{FIRST}{line}\r\n{SMUGGLED}");
-        let (seen, answers) = talk(bytes.as_bytes(), 4096, false).await;
+        let (seen, answers) = exchange(bytes.as_bytes(), 4096, false).await;
         assert!(
-            matches!(&seen[..], [_, Seen::Refused(_)]),
+            matches!(&seen[..], [_, ReceivedRequest::Refused(_)]),
             "{line:?}: {seen:?}"
         );
         assert_eq!(statuses(&answers), ["200", "400"], "{answers}");
     }
-    let (seen, answers) = talk(&FIRST.as_bytes()[..20], 4096, true).await;
-    assert_eq!(seen, [Seen::Refused(FaultKind::Cut)]);
+    let (seen, answers) = exchange(&FIRST.as_bytes()[..20], 4096, true).await;
+    assert_eq!(seen, [ReceivedRequest::Refused(FaultKind::Cut)]);
     assert_eq!(statuses(&answers), ["400"]);
 }
 
 #[tokio::test]
-async fn a_fault_in_a_body_breaks_the_body_and_the_connection() {
-    for (rest, what) in [
+async fn body_fault_ends_the_body_and_the_connection() {
+    for (rest, kind) in [
         ("5;x\n\r\nabcde\r\n0\r\n\r\n", FaultKind::ChunkExtension),
         ("5;x=y\r\nabcde\r\n0\r\n\r\n", FaultKind::ChunkExtension),
         ("5 \r\nabcde\r\n0\r\n\r\n", FaultKind::ChunkExtension),
@@ -258,7 +271,7 @@ async fn a_fault_in_a_body_breaks_the_body_and_the_connection() {
         ),
         ("5\r\nabcdef\r\n0\r\n\r\n", FaultKind::ChunkEnd),
         ("5\r\nabcde\n0\r\n\r\n", FaultKind::ChunkEnd),
-        // No empty line after the last chunk: the next message would be its trailers.
+        // Without an empty line after the last chunk, the next message would be its trailers.
         ("5\r\nabcde\r\n0\r\n", FaultKind::Name),
         ("0\r\n\n", FaultKind::BareLineFeed),
         ("0\r\nContent-Length: 5\r\n\r\n", FaultKind::Trailer),
@@ -266,11 +279,11 @@ async fn a_fault_in_a_body_breaks_the_body_and_the_connection() {
     ] {
         let bytes = format!("{FIRST}{CHUNKED}{rest}{SMUGGLED}{LAST}");
         for step in [1, 7, 4096] {
-            let (seen, answers) = talk(bytes.as_bytes(), step, false).await;
-            // Where it is known before the service asks, it is refused at once.
+            let (seen, answers) = exchange(bytes.as_bytes(), step, false).await;
+            // A fault that is found before the service starts is refused at once.
             let ends = [
-                Seen::Broken("POST /".into(), Some(what)),
-                Seen::Refused(what),
+                ReceivedRequest::Broken("POST /".into(), Some(kind)),
+                ReceivedRequest::Refused(kind),
             ];
             assert_eq!(seen.len(), 2, "{rest:?} {seen:?}");
             assert_eq!(seen[0], first());
@@ -281,12 +294,12 @@ async fn a_fault_in_a_body_breaks_the_body_and_the_connection() {
 }
 
 #[tokio::test]
-async fn a_fault_that_comes_while_the_body_is_read_breaks_it() {
+async fn fault_during_body_read_ends_the_body() {
     let (mut client, server) = duplex(4096);
     let serving = tokio::spawn(serve(server, false));
     let head = CHUNKED.replace("\r\n\r\n", "\r\nExpect: 100-continue\r\n\r\n");
     client.write_all(head.as_bytes()).await.unwrap();
-    // It is asked for when the service reads the body.
+    // hyper sends 100 Continue when the service reads the body.
     let mut answer = vec![0; 25];
     client.read_exact(&mut answer).await.unwrap();
     client
@@ -295,14 +308,14 @@ async fn a_fault_that_comes_while_the_body_is_read_breaks_it() {
         .unwrap();
     client.read_to_end(&mut answer).await.unwrap();
     let service = serving.await.unwrap();
-    let broken = Seen::Broken("POST /".into(), Some(FaultKind::ChunkEnd));
+    let broken = ReceivedRequest::Broken("POST /".into(), Some(FaultKind::ChunkEnd));
     assert_eq!(*service.seen.lock().unwrap(), [broken]);
     let answers = String::from_utf8(answer).unwrap();
     assert_eq!(statuses(&answers), ["100", "400"], "{answers}");
 }
 
 #[tokio::test]
-async fn a_body_that_ends_early_is_broken_but_no_fault() {
+async fn truncated_body_is_an_error_without_a_fault() {
     for body in [
         "5\r\nab",
         "5\r\nabcde\r\n",
@@ -310,20 +323,20 @@ async fn a_body_that_ends_early_is_broken_but_no_fault() {
         "5",
     ] {
         let bytes = format!("{FIRST}{CHUNKED}{body}");
-        let (seen, _) = talk(bytes.as_bytes(), 4096, true).await;
+        let (seen, _) = exchange(bytes.as_bytes(), 4096, true).await;
         assert_eq!(
             seen,
-            [first(), Seen::Broken("POST /".into(), None)],
+            [first(), ReceivedRequest::Broken("POST /".into(), None)],
             "{body:?}"
         );
     }
-    let (seen, _) = talk(&FIRST.as_bytes()[..FIRST.len() - 1], 4096, true).await;
-    assert_eq!(seen, [Seen::Broken("POST /first".into(), None)]);
+    let (seen, _) = exchange(&FIRST.as_bytes()[..FIRST.len() - 1], 4096, true).await;
+    assert_eq!(seen, [ReceivedRequest::Broken("POST /first".into(), None)]);
 }
 
 #[tokio::test]
-async fn hyper_takes_every_head_that_the_guard_lets_through() {
-    // Its own refusals would never reach the service, and put the count out of step.
+async fn hyper_accepts_every_head_that_the_guard_passes() {
+    // hyper's own refusals would not reach the service, and would shift its request count.
     let mut targets: Vec<String> = (b'!'..=b'~')
         .flat_map(|byte| {
             let byte = char::from(byte);
@@ -342,10 +355,10 @@ async fn hyper_takes_every_head_that_the_guard_lets_through() {
     let (mut passed, mut refused) = (0, 0);
     for target in targets {
         let bytes = format!("GET {target} HTTP/1.1\r\nHost: a.test\r\n\r\n{LAST}");
-        let (seen, _) = talk(bytes.as_bytes(), 4096, false).await;
+        let (seen, _) = exchange(bytes.as_bytes(), 4096, false).await;
         match &seen[..] {
-            [Seen::Whole(..), second] if *second == last() => passed += 1,
-            [Seen::Refused(FaultKind::Target)] => refused += 1,
+            [ReceivedRequest::Complete(..), second] if *second == last() => passed += 1,
+            [ReceivedRequest::Refused(FaultKind::Target)] => refused += 1,
             _ => panic!("{target:?}: {seen:?}"),
         }
     }
@@ -357,30 +370,30 @@ async fn hyper_takes_every_head_that_the_guard_lets_through() {
         with("X: y\tz\r\n!#$%&'*+-.^_`|~: \u{ff}"),
         with(&["X: y"; 99].join("\r\n")),
     );
-    let (seen, _) = talk(bytes.as_bytes(), 4096, false).await;
+    let (seen, _) = exchange(bytes.as_bytes(), 4096, false).await;
     assert_eq!(seen.len(), 4, "{seen:?}");
     assert_eq!(seen[3], last());
 
-    // The longest length that passes is one that hyper counts to as well.
+    // hyper supports the largest length that the guard passes.
     let bytes = with("Content-Length: 9999999999999999999");
-    let (seen, _) = talk(bytes.as_bytes(), 4096, true).await;
-    assert_eq!(seen, [Seen::Broken("GET /".into(), None)]);
+    let (seen, _) = exchange(bytes.as_bytes(), 4096, true).await;
+    assert_eq!(seen, [ReceivedRequest::Broken("GET /".into(), None)]);
 }
 
 #[tokio::test]
-async fn bodies_and_trailers_arrive_whole_and_the_next_message_after_them() {
+async fn body_with_trailers_is_complete_and_next_message_follows() {
     let bytes =
         format!("{CHUNKED}3\r\nabc\r\nA\r\n0\r\n\r\nGET /\r\n0\r\nX-Sum: 1\r\n\r\n{FIRST}{LAST}");
     for step in [1, 7, 4096] {
-        let (seen, answers) = talk(bytes.as_bytes(), step, false).await;
-        let chunked = Seen::Whole("POST /".into(), b"abc0\r\n\r\nGET /".to_vec());
+        let (seen, answers) = exchange(bytes.as_bytes(), step, false).await;
+        let chunked = ReceivedRequest::Complete("POST /".into(), b"abc0\r\n\r\nGET /".to_vec());
         assert_eq!(seen, [chunked, first(), last()]);
         assert_eq!(statuses(&answers), ["200"; 3]);
     }
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_be_asked_for_its_body_is_asked() {
+async fn client_with_expect_header_receives_100_continue() {
     let (mut client, server) = duplex(4096);
     let serving = tokio::spawn(serve(server, false));
     let head = FIRST.replace("\r\n\r\nabc", "\r\nExpect: 100-continue\r\n\r\n");
@@ -398,7 +411,7 @@ async fn a_client_that_waits_to_be_asked_for_its_body_is_asked() {
 }
 
 #[tokio::test]
-async fn a_request_after_a_connect_or_upgrade_that_was_refused_is_served() {
+async fn request_after_refused_connect_or_upgrade_is_served() {
     for head in [
         "CONNECT a.test:443 HTTP/1.1\r\nHost: a.test:443\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
@@ -406,7 +419,7 @@ async fn a_request_after_a_connect_or_upgrade_that_was_refused_is_served() {
     ] {
         let bytes = format!("{FIRST}{head}{FIRST}{LAST}");
         for step in [1, 7, 4096] {
-            let (seen, answers) = talk(bytes.as_bytes(), step, false).await;
+            let (seen, answers) = exchange(bytes.as_bytes(), step, false).await;
             assert_eq!(seen.len(), 4, "{head:?} {seen:?}");
             assert_eq!(seen[0], first());
             assert_eq!(seen[2..], [first(), last()]);
@@ -416,7 +429,7 @@ async fn a_request_after_a_connect_or_upgrade_that_was_refused_is_served() {
 }
 
 #[tokio::test]
-async fn after_a_connect_every_byte_is_the_tunnels() {
+async fn all_bytes_after_connect_belong_to_the_tunnel() {
     let head = "CONNECT a.test:443 HTTP/1.0\r\n\r\n";
     let tunnel = "\x16\x03\x01 hello\nGET / HTTP/1.1\n\n";
     let (mut client, server) = duplex(4096);
@@ -439,7 +452,7 @@ async fn after_a_connect_every_byte_is_the_tunnels() {
         tokio::task::yield_now().await;
     };
     let parts = upgraded
-        .downcast::<TokioIo<Guarded<DuplexStream>>>()
+        .downcast::<TokioIo<FramingGuard<DuplexStream>>>()
         .unwrap();
     let (mut io, held) = parts.io.into_inner().into_inner();
     let mut bytes = [parts.read_buf, held].concat();

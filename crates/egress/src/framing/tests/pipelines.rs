@@ -1,9 +1,9 @@
-//! Random pipelines, and random damage to them.
+//! Property tests: random pipelines, and random damage to them.
 
 use proptest::collection::vec;
 use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof, proptest};
 
-use super::{Exercise, exercise};
+use super::{Exercise, fuzz_check};
 
 fn body() -> impl Strategy<Value = Vec<u8>> {
     vec(
@@ -52,7 +52,7 @@ fn message() -> BoxedStrategy<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn random_pipelines_come_out_unchanged_and_are_counted(
+    fn random_pipelines_pass_unchanged_and_are_counted(
         messages in vec(message(), 0..6),
         step in 1usize..100,
     ) {
@@ -60,16 +60,16 @@ proptest! {
         let seen = Exercise::run(&bytes, step);
         assert_eq!(seen.fault, None);
         assert_eq!(seen.out, bytes);
-        // A fault after them has the next number.
+        // A fault after the messages has the next number.
         let mut bytes = bytes;
         bytes.extend(b"\x16");
         let seen = Exercise::run(&bytes, step);
         assert_eq!(seen.fault.map(|(ordinal, _)| ordinal), Some(messages.len() as u64));
-        exercise(&bytes);
+        fuzz_check(&bytes);
     }
 
     #[test]
-    fn damage_never_changes_a_byte_and_reads_the_same_in_pieces(
+    fn damaged_pipelines_give_the_same_result_in_every_split(
         messages in vec(message(), 1..4),
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
     ) {
@@ -78,11 +78,11 @@ proptest! {
             let at = index.index(bytes.len());
             bytes[at] = byte;
         }
-        exercise(&bytes);
+        fuzz_check(&bytes);
     }
 
     #[test]
-    fn arbitrary_bytes_are_read_the_same_in_pieces(bytes in vec(any::<u8>(), 0..200)) {
-        exercise(&bytes);
+    fn arbitrary_bytes_give_the_same_result_in_every_split(bytes in vec(any::<u8>(), 0..200)) {
+        fuzz_check(&bytes);
     }
 }

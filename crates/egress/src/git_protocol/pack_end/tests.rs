@@ -12,8 +12,8 @@ fn zlib(content: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The head of an object.
-fn head(kind: u8, mut size: u64) -> Vec<u8> {
+/// The header of an object.
+fn header(kind: u8, mut size: u64) -> Vec<u8> {
     let mut byte = (kind << 4) | (size & 15) as u8;
     size >>= 4;
     let mut out = Vec::new();
@@ -28,7 +28,7 @@ fn head(kind: u8, mut size: u64) -> Vec<u8> {
 
 fn entry(kind: u8, base: &[u8], content: &[u8], level: u32) -> Vec<u8> {
     let packed = zlib(content, level);
-    [head(kind, content.len() as u64), base.to_vec(), packed].concat()
+    [header(kind, content.len() as u64), base.to_vec(), packed].concat()
 }
 
 fn sealed(format: ObjectFormat, mut pack: Vec<u8>) -> Vec<u8> {
@@ -65,9 +65,9 @@ fn entries(format: ObjectFormat) -> Vec<Vec<u8>> {
         entry(1, b"", b"tree 1\n", 6),
         entry(3, b"", b"", 6),
         entry(3, b"", &noise, 0),
-        // What fills the room for unpacked bytes exactly.
-        entry(3, b"", &vec![b'x'; PIECE], 9),
-        entry(3, b"", &vec![b'x'; 3 * PIECE], 9),
+        // An object that fills the buffer for unpacked bytes exactly.
+        entry(3, b"", &vec![b'x'; BUFFER_BYTES], 9),
+        entry(3, b"", &vec![b'x'; 3 * BUFFER_BYTES], 9),
         entry(6, &[0x81, 0x05], b"difference", 6),
         entry(7, &name, b"another", 6),
         entry(4, b"", b"tag", 1),
@@ -75,76 +75,82 @@ fn entries(format: ObjectFormat) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_end_is_found_to_the_byte() {
+fn pack_end_is_found_exactly() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
         let all = entries(format);
         let whole = whole(format, &all);
         for piece in [1, 7, 4096, usize::MAX] {
-            assert_eq!(exercise(format, &whole, piece), Ok(true), "{piece}");
+            assert_eq!(fuzz_check(format, &whole, piece), Ok(true), "{piece}");
         }
         for end in [0, 11, 12, 13, 40, whole.len() / 2, whole.len() - 1] {
-            assert_eq!(exercise(format, &whole[..end], 97), Ok(false), "{end}");
+            assert_eq!(fuzz_check(format, &whole[..end], 97), Ok(false), "{end}");
         }
         let more = [whole.as_slice(), b"x"].concat();
         for piece in [1, usize::MAX] {
-            assert_eq!(exercise(format, &more, piece), Err(BadPack::Trailing));
+            assert_eq!(
+                fuzz_check(format, &more, piece),
+                Err(PackEndError::Trailing)
+            );
         }
-        assert_eq!(exercise(format, &pack(format, 0, &[]), 5), Ok(true));
+        assert_eq!(fuzz_check(format, &pack(format, 0, &[]), 5), Ok(true));
     }
 }
 
 #[test]
-fn what_says_something_wrong_of_itself_is_refused() {
+fn inconsistent_pack_is_refused() {
     let sha1 = ObjectFormat::Sha1;
     let one = entry(3, b"", b"content", 6);
     let many = std::slice::from_ref(&one);
     let forged = |declared: u64, content: &[u8]| {
-        let entry = [head(3, declared), zlib(content, 6)].concat();
+        let entry = [header(3, declared), zlib(content, 6)].concat();
         pack(sha1, 1, &[entry])
     };
     let mut wrong = pack(sha1, 1, many);
     *wrong.last_mut().unwrap() ^= 1;
     let another = [b"PACK\0\0\0\x04\0\0\0\0".to_vec()].concat();
     for (bytes, error) in [
-        // Fewer objects than it has: the second is read as the hash.
-        (pack(sha1, 1, &[one.clone(), one.clone()]), BadPack::Hash),
-        // More: the hash is read as an object.
-        (pack(sha1, 0, many), BadPack::Hash),
-        (wrong, BadPack::Hash),
-        (another, BadPack::Head),
-        (b"GIF89a______".to_vec(), BadPack::Head),
-        (forged(8, b"content"), BadPack::Stream),
-        (forged(6, b"content"), BadPack::Stream),
-        (forged(0, b"content"), BadPack::Stream),
-        (forged(100, &vec![0; 10 << 20]), BadPack::Stream),
-        (forged((1 << 30) + 1, b""), BadPack::TooMuch),
+        // The count is too small: the second object is read as the hash.
+        (
+            pack(sha1, 1, &[one.clone(), one.clone()]),
+            PackEndError::Hash,
+        ),
+        // The count is zero: the object is read as the hash.
+        (pack(sha1, 0, many), PackEndError::Hash),
+        (wrong, PackEndError::Hash),
+        (another, PackEndError::Header),
+        (b"GIF89a______".to_vec(), PackEndError::Header),
+        (forged(8, b"content"), PackEndError::Stream),
+        (forged(6, b"content"), PackEndError::Stream),
+        (forged(0, b"content"), PackEndError::Stream),
+        (forged(100, &vec![0; 10 << 20]), PackEndError::Stream),
+        (forged((1 << 30) + 1, b""), PackEndError::TooLarge),
         (
             [&b"PACK\0\0\0\x02"[..], &[0xff; 4]].concat(),
-            BadPack::TooMuch,
+            PackEndError::TooLarge,
         ),
-        (pack(sha1, 1, &[head(0, 1)]), BadPack::Entry),
-        (pack(sha1, 1, &[head(5, 1)]), BadPack::Entry),
-        (pack(sha1, 1, &[vec![0xff; 40]]), BadPack::Entry),
+        (pack(sha1, 1, &[header(0, 1)]), PackEndError::Entry),
+        (pack(sha1, 1, &[header(5, 1)]), PackEndError::Entry),
+        (pack(sha1, 1, &[vec![0xff; 40]]), PackEndError::Entry),
         (
-            pack(sha1, 1, &[[head(6, 1), vec![0xff; 40]].concat()]),
-            BadPack::Entry,
+            pack(sha1, 1, &[[header(6, 1), vec![0xff; 40]].concat()]),
+            PackEndError::Entry,
         ),
         (
-            pack(sha1, 1, &[[head(3, 5), vec![0; 40]].concat()]),
-            BadPack::Stream,
+            pack(sha1, 1, &[[header(3, 5), vec![0; 40]].concat()]),
+            PackEndError::Stream,
         ),
     ] {
         for piece in [1, usize::MAX] {
-            assert_eq!(exercise(sha1, &bytes, piece), Err(error), "{bytes:02x?}");
+            assert_eq!(fuzz_check(sha1, &bytes, piece), Err(error), "{bytes:02x?}");
         }
     }
 }
 
 #[test]
-fn a_stream_without_an_end_only_waits_and_takes_no_memory() {
-    // Stored blocks without content, of which none is the last.
-    let begin = pack(ObjectFormat::Sha1, 1, &[head(3, 5)]);
-    let mut end = PackEnd::new(ObjectFormat::Sha1);
+fn endless_zlib_stream_is_read_in_constant_memory() {
+    // Empty stored blocks, none of which is the last one.
+    let begin = pack(ObjectFormat::Sha1, 1, &[header(3, 5)]);
+    let mut end = PackEndFinder::new(ObjectFormat::Sha1);
     end.feed(&begin[..begin.len() - 20]).unwrap();
     end.feed(&[0x78, 0x01]).unwrap();
     for _ in 0..100_000 {
@@ -154,19 +160,19 @@ fn a_stream_without_an_end_only_waits_and_takes_no_memory() {
 }
 
 #[test]
-fn everything_together_has_a_bound() {
-    // What is said counts, before anything is unpacked.
+fn total_unpacked_size_is_limited() {
+    // The declared sizes count, before anything is unpacked.
     let large = entry(3, b"", &vec![0; 1 << 20], 9);
-    let mut end = PackEnd::new(ObjectFormat::Sha1);
+    let mut end = PackEndFinder::new(ObjectFormat::Sha1);
     end.feed(b"PACK\0\0\0\x02\0\x01\0\0").unwrap();
-    end.unpacked = MOST_UNPACKED - (1 << 20);
+    end.unpacked = MAX_UNPACKED_BYTES - (1 << 20);
     end.feed(&large).unwrap();
-    assert_eq!(end.feed(&large), Err(BadPack::TooMuch));
+    assert_eq!(end.feed(&large), Err(PackEndError::TooLarge));
 }
 
 proptest! {
     #[test]
-    fn however_a_pack_is_split_the_same_is_read(
+    fn result_does_not_depend_on_chunk_boundaries(
         contents in prop::collection::vec((1..5_u8, prop::collection::vec(any::<u8>(), 0..300)), 0..6),
         piece in 1..64_usize,
         flip in any::<prop::sample::Index>(),
@@ -176,15 +182,15 @@ proptest! {
         let mut bytes = whole(ObjectFormat::Sha1, &all);
         let at = flip.index(bytes.len());
         bytes[at] ^= by;
-        let whole = exercise(ObjectFormat::Sha1, &bytes, usize::MAX);
-        prop_assert_eq!(exercise(ObjectFormat::Sha1, &bytes, piece), whole);
+        let whole = fuzz_check(ObjectFormat::Sha1, &bytes, usize::MAX);
+        prop_assert_eq!(fuzz_check(ObjectFormat::Sha1, &bytes, piece), whole);
         prop_assert!(by == 1 || whole == Ok(true));
     }
 
     #[test]
-    fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn arbitrary_objects_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let begun = [b"PACK\0\0\0\x02\0\0\0\x03".as_slice(), &bytes].concat();
-        let whole = exercise(ObjectFormat::Sha256, &begun, usize::MAX);
-        prop_assert_eq!(exercise(ObjectFormat::Sha256, &begun, 3), whole);
+        let whole = fuzz_check(ObjectFormat::Sha256, &begun, usize::MAX);
+        prop_assert_eq!(fuzz_check(ObjectFormat::Sha256, &begun, 3), whole);
     }
 }

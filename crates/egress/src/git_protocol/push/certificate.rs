@@ -1,41 +1,46 @@
-//! The text of a push certificate: commands that somebody signed.
+//! Parser of push certificates: signed push commands.
 //!
-//! Nothing here looks at the signature. The commands in it are judged like any others, and
-//! whether it is worth something is the server's business.
+//! The signature is not verified, which is the server's task. The signed commands are checked
+//! like unsigned ones.
 
-use super::Malformed;
+use super::PushParseError;
 
-/// What git takes for the beginning of a signature (gpg-interface.c).
-const SIGNATURES: [&[u8]; 4] = [
+/// Lines at which git detects a signature (gpg-interface.c).
+const SIGNATURE_MARKERS: [&[u8]; 4] = [
     b"-----BEGIN PGP SIGNATURE-----",
     b"-----BEGIN PGP MESSAGE-----",
     b"-----BEGIN SIGNED MESSAGE-----",
     b"-----BEGIN SSH SIGNATURE-----",
 ];
 
-/// What a certificate asks for.
+/// Commands and push options of a certificate.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Certificate<'a> {
     pub(super) commands: Vec<&'a [u8]>,
     pub(super) options: Vec<&'a [u8]>,
 }
 
-/// Reads a certificate: headers, an empty line, commands, one signature. Git takes the last
-/// of several signatures for the end of the commands, so there must be one.
-pub(super) fn read(text: &[u8]) -> Result<Certificate<'_>, Malformed> {
-    let begins = |line: &&[u8]| SIGNATURES.iter().any(|begin| line.starts_with(begin));
+/// Parses a certificate: headers, an empty line, commands, one signature. With several signatures
+/// git ends the commands at the last one, so exactly one is accepted.
+pub(super) fn parse(text: &[u8]) -> Result<Certificate<'_>, PushParseError> {
+    let is_signature = |line: &&[u8]| {
+        SIGNATURE_MARKERS
+            .iter()
+            .any(|marker| line.starts_with(marker))
+    };
     let mut lines = text.split(|byte| *byte == b'\n');
-    if lines.clone().filter(begins).count() != 1 || lines.next() != Some(b"certificate version 0.1")
+    if lines.clone().filter(is_signature).count() != 1
+        || lines.next() != Some(b"certificate version 0.1")
     {
-        return Err(Malformed::Certificate);
+        return Err(PushParseError::Certificate);
     }
     let headers = lines.by_ref().take_while(|line| !line.is_empty());
     let options = headers
         .filter_map(|line| line.strip_prefix(b"push-option "))
         .collect();
-    let commands: Vec<&[u8]> = lines.take_while(|line| !begins(line)).collect();
+    let commands: Vec<&[u8]> = lines.take_while(|line| !is_signature(line)).collect();
     if commands.is_empty() {
-        return Err(Malformed::Certificate);
+        return Err(PushParseError::Certificate);
     }
     Ok(Certificate { commands, options })
 }
@@ -49,21 +54,25 @@ mod tests {
         -----END SSH SIGNATURE-----\n";
 
     #[test]
-    fn commands_stand_between_the_headers_and_the_signature() {
-        let read = read(SIGNED.as_bytes()).unwrap();
-        assert_eq!(read.commands, [b"first".as_slice(), b"second"]);
-        assert_eq!(read.options, [b"one"]);
+    fn commands_between_headers_and_signature_are_parsed() {
+        let parsed = parse(SIGNED.as_bytes()).unwrap();
+        assert_eq!(parsed.commands, [b"first".as_slice(), b"second"]);
+        assert_eq!(parsed.options, [b"one"]);
     }
 
     #[test]
-    fn what_has_no_signature_or_two_is_refused() {
+    fn certificate_without_exactly_one_signature_is_refused() {
         let twice = format!("{SIGNED}-----BEGIN PGP SIGNATURE-----\n");
         let header = SIGNED.replace("nonce x", "-----BEGIN PGP MESSAGE-----");
         let none = SIGNED.replace("BEGIN SSH", "BEGIN NO");
         let empty = SIGNED.replace("first\nsecond\n", "");
         let no_end = "certificate version 0.1\npusher\n-----BEGIN PGP SIGNATURE-----\n";
         for bad in [&twice, &header, &none, &empty, no_end, "", "\n\n"] {
-            assert_eq!(read(bad.as_bytes()), Err(Malformed::Certificate), "{bad}");
+            assert_eq!(
+                parse(bad.as_bytes()),
+                Err(PushParseError::Certificate),
+                "{bad}"
+            );
         }
     }
 }

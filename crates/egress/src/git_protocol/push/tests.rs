@@ -7,14 +7,14 @@ const B: &str = "2222222222222222222222222222222222222222";
 const ZERO: &str = "0000000000000000000000000000000000000000";
 const CAPS: &str = " report-status-v2 side-band-64k object-format=sha1 agent=git/2.47";
 
-/// The bytes of a body: `|` ends a line, `.` is a flush.
+/// The bytes of a body: `lines` as pkt-lines, an empty one as a flush, then `pack`.
 fn body(lines: &[&[u8]], pack: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for data in lines {
         if data.is_empty() {
-            line::flush(&mut bytes);
+            pkt_line::flush(&mut bytes);
         } else {
-            line::write(&mut bytes, data);
+            pkt_line::write(&mut bytes, data);
         }
     }
     bytes.extend_from_slice(pack);
@@ -33,13 +33,13 @@ fn first(old: &str, new: &str, name: &str, caps: &str) -> String {
     format!("{old} {new} {name}\0{caps}")
 }
 
-fn parse(bytes: &[u8]) -> Result<Parsed, Malformed> {
-    exercise(bytes, usize::MAX)
+fn parse(bytes: &[u8]) -> Result<ParsedPush, PushParseError> {
+    fuzz_check(bytes, usize::MAX)
 }
 
 fn push(bytes: &[u8]) -> Push {
     match parse(bytes) {
-        Ok(Parsed::Push(push)) => push,
+        Ok(ParsedPush::Push(push)) => push,
         other => panic!("{other:?}"),
     }
 }
@@ -50,16 +50,16 @@ fn names(push: &Push) -> Vec<String> {
 }
 
 #[test]
-fn a_probe_is_four_zeros_and_nothing_else() {
-    assert_eq!(parse(b"0000"), Ok(Parsed::Probe));
-    assert_eq!(parse(b"00000000"), Err(Malformed::Empty));
-    assert_eq!(parse(b"0000PACK"), Err(Malformed::Empty));
-    assert_eq!(parse(b""), Err(Malformed::Cut));
-    assert_eq!(parse(b"00"), Err(Malformed::Cut));
+fn probe_is_a_single_flush() {
+    assert_eq!(parse(b"0000"), Ok(ParsedPush::Probe));
+    assert_eq!(parse(b"00000000"), Err(PushParseError::NoCommand));
+    assert_eq!(parse(b"0000PACK"), Err(PushParseError::NoCommand));
+    assert_eq!(parse(b""), Err(PushParseError::Incomplete));
+    assert_eq!(parse(b"00"), Err(PushParseError::Incomplete));
 }
 
 #[test]
-fn commands_capabilities_and_the_place_of_the_pack_are_read() {
+fn commands_capabilities_and_pack_offset_are_parsed() {
     let one = first(A, B, "refs/heads/one", &format!("{CAPS} atomic"));
     let two = command(ZERO, A, "refs/tags/two");
     let lines: [&[u8]; 3] = [one.as_bytes(), two.as_bytes(), b""];
@@ -74,33 +74,33 @@ fn commands_capabilities_and_the_place_of_the_pack_are_read() {
 }
 
 #[test]
-fn options_come_after_the_commands_where_they_were_announced() {
+fn announced_push_options_follow_the_commands() {
     let one = first(ZERO, B, "refs/heads/one", "report-status push-options");
     let lines: [&[u8]; 5] = [one.as_bytes(), b"", b"ci.skip\n", b"\xff x", b""];
     let push = push(&body(&lines, &pack()));
     assert_eq!(push.head.options, [b"ci.skip".to_vec(), b"\xff x".to_vec()]);
-    // Git takes the word with a value for the word.
+    // Git accepts the capability with a value, too.
     let one = first(ZERO, B, "refs/heads/one", "push-options=1");
     assert_eq!(
         parse(&body(&[one.as_bytes(), b""], &pack())),
-        Err(Malformed::Line(line::BadLine))
+        Err(PushParseError::PktLine(pkt_line::PktLineError))
     );
 }
 
 #[test]
-fn deletions_alone_come_without_a_pack() {
+fn push_of_deletions_has_no_pack() {
     let one = first(A, ZERO, "refs/heads/one", CAPS);
     let alone = body(&[one.as_bytes(), b""], b"");
     assert_eq!(push(&alone).pack, None);
     let with = body(&[one.as_bytes(), b""], &pack());
-    assert_eq!(parse(&with), Err(Malformed::Pack));
+    assert_eq!(parse(&with), Err(PushParseError::NotAPack));
     let two = command(ZERO, A, "refs/heads/two");
     let mixed = body(&[one.as_bytes(), two.as_bytes(), b""], &pack());
     assert_eq!(push(&mixed).head.updates.len(), 2);
 }
 
 #[test]
-fn longer_ids_are_another_format() {
+fn object_format_follows_the_id_length() {
     let (a, zero) = ("3".repeat(64), "0".repeat(64));
     let caps = "report-status object-format=sha256";
     let one = first(&zero, &a, "refs/heads/one", caps);
@@ -111,16 +111,16 @@ fn longer_ids_are_another_format() {
 
     let mixed = command(ZERO, B, "refs/heads/two");
     let lines: [&[u8]; 3] = [one.as_bytes(), mixed.as_bytes(), b""];
-    assert_eq!(parse(&body(&lines, &pack())), Err(Malformed::Format));
+    assert_eq!(parse(&body(&lines, &pack())), Err(PushParseError::Format));
     let wrong = first(ZERO, A, "refs/heads/one", caps);
     assert_eq!(
         parse(&body(&[wrong.as_bytes(), b""], &pack())),
-        Err(Malformed::Format)
+        Err(PushParseError::Format)
     );
 }
 
 #[test]
-fn a_certificate_holds_the_commands() {
+fn commands_of_a_push_certificate_are_parsed() {
     let command = format!("{ZERO} {A} refs/heads/signed\n");
     let head: [&[u8]; 3] = [
         b"push-cert\0report-status push-options",
@@ -134,49 +134,49 @@ fn a_certificate_holds_the_commands() {
     };
     let signed: [&[u8]; 2] = [b"\n", command.as_bytes()];
     let end = [&signature[..], &[b"", b"one", b""]].concat();
-    let Ok(Parsed::Push(read)) = whole(&signed, &end) else {
-        panic!("not read");
+    let Ok(ParsedPush::Push(read)) = whole(&signed, &end) else {
+        panic!("the push was not parsed");
     };
     assert_eq!(names(&read), ["refs/heads/signed"]);
     assert_eq!(read.head.options.len(), 2);
 
     let unsigned = self::command(ZERO, B, "refs/heads/other");
     let both = [&signature[..], &[unsigned.as_bytes(), b"", b""]].concat();
-    assert_eq!(whole(&signed, &both), Err(Malformed::Certificate));
+    assert_eq!(whole(&signed, &both), Err(PushParseError::Certificate));
     let cut = [&signature[..1], &[&b""[..]]].concat();
-    assert_eq!(whole(&signed, &cut), Err(Malformed::Certificate));
+    assert_eq!(whole(&signed, &cut), Err(PushParseError::Certificate));
     let nul: [&[u8]; 2] = [b"\n", b"a\0b\n"];
-    assert_eq!(whole(&nul, &end), Err(Malformed::Certificate));
+    assert_eq!(whole(&nul, &end), Err(PushParseError::Certificate));
     let bare: [&[u8]; 2] = [b"\n", b"push-cert-end"];
-    assert_eq!(whole(&bare, &end), Err(Malformed::Certificate));
+    assert_eq!(whole(&bare, &end), Err(PushParseError::Certificate));
 }
 
 #[test]
-fn what_a_server_could_read_differently_is_malformed() {
+fn ambiguous_push_is_refused() {
     let one = first(ZERO, B, "refs/heads/one", "report-status");
     let second = first(ZERO, B, "refs/heads/two", "push-options");
     let shallow = format!("shallow {A}");
-    let check = |lines: &[&[u8]], expected: Malformed| {
+    let check = |lines: &[&[u8]], expected: PushParseError| {
         assert_eq!(parse(&body(lines, &pack())), Err(expected), "{lines:?}");
     };
     check(
         &[one.as_bytes(), second.as_bytes(), b""],
-        Malformed::Capabilities,
+        PushParseError::Capabilities,
     );
     check(
         &[one.as_bytes(), shallow.as_bytes(), b""],
-        Malformed::Shallow,
+        PushParseError::Shallow,
     );
-    check(&[shallow.as_bytes(), b""], Malformed::Empty);
-    check(&[b"shallow 12", b""], Malformed::Shallow);
+    check(&[shallow.as_bytes(), b""], PushParseError::NoCommand);
+    check(&[b"shallow 12", b""], PushParseError::Shallow);
     for (line, expected) in [
         (
             first(ZERO, B, "refs/heads/one", "a\0b"),
-            Malformed::Capabilities,
+            PushParseError::Capabilities,
         ),
         (
             first(ZERO, B, "refs/heads/one", "a\tb"),
-            Malformed::Capabilities,
+            PushParseError::Capabilities,
         ),
         (
             first(
@@ -185,54 +185,69 @@ fn what_a_server_could_read_differently_is_malformed() {
                 "refs/heads/one",
                 "object-format=sha1 object-format=sha1",
             ),
-            Malformed::Capabilities,
+            PushParseError::Capabilities,
         ),
         (
             first(ZERO, B, "refs/heads/one", "object-format=md5"),
-            Malformed::Format,
+            PushParseError::Format,
         ),
-        (first(ZERO, B, "HEAD", ""), Malformed::Ref),
-        (first(ZERO, B, "refs/heads/a b", ""), Malformed::Ref),
-        (first(ZERO, B, "refs/heads/../main", ""), Malformed::Ref),
-        (first("12", B, "refs/heads/one", ""), Malformed::Command),
-        (format!("{ZERO}  {B} refs/heads/one"), Malformed::Command),
-        (format!("{ZERO} {B}"), Malformed::Command),
-        ("x".to_owned(), Malformed::Command),
+        (first(ZERO, B, "HEAD", ""), PushParseError::Ref),
+        (first(ZERO, B, "refs/heads/a b", ""), PushParseError::Ref),
+        (
+            first(ZERO, B, "refs/heads/../main", ""),
+            PushParseError::Ref,
+        ),
+        (
+            first("12", B, "refs/heads/one", ""),
+            PushParseError::Command,
+        ),
+        (
+            format!("{ZERO}  {B} refs/heads/one"),
+            PushParseError::Command,
+        ),
+        (format!("{ZERO} {B}"), PushParseError::Command),
+        ("x".to_owned(), PushParseError::Command),
     ] {
         check(&[line.as_bytes(), b""], expected);
     }
     let mut delimited = body(&[one.as_bytes()], b"0001");
     delimited.extend(pack());
-    assert_eq!(parse(&delimited), Err(Malformed::Version));
+    assert_eq!(parse(&delimited), Err(PushParseError::Version));
     for bad in [
         &b"PACK\0\0\0\x04xxxxxxxxxxxxxxxxxxxxxxxxxxxx"[..],
         b"KCAP",
         b"0000",
     ] {
         let bytes = body(&[one.as_bytes(), b""], bad);
-        assert_eq!(parse(&bytes), Err(Malformed::Pack));
+        assert_eq!(parse(&bytes), Err(PushParseError::NotAPack));
     }
     for cut in [&b""[..], b"PA", b"PACK\0\0\0\x02", &pack()[..31]] {
         let bytes = body(&[one.as_bytes(), b""], cut);
-        assert_eq!(parse(&bytes), Err(Malformed::Cut));
+        assert_eq!(parse(&bytes), Err(PushParseError::Incomplete));
     }
 }
 
 #[test]
-fn what_comes_before_the_pack_is_bounded() {
+fn part_before_the_pack_is_limited() {
     let one = first(ZERO, B, "refs/heads/one", "push-options");
     let option = [b'x'; 60_000];
     let mut lines: Vec<&[u8]> = vec![one.as_bytes(), b""];
     lines.extend(std::iter::repeat_n(&option[..], 100));
-    assert_eq!(exercise(&body(&lines, b""), 65_536), Err(Malformed::Head));
+    assert_eq!(
+        fuzz_check(&body(&lines, b""), 65_536),
+        Err(PushParseError::HeadTooLarge)
+    );
     let mut lines: Vec<&[u8]> = vec![one.as_bytes(), b""];
-    lines.extend(std::iter::repeat_n(&b"x"[..], MOST_OPTIONS + 1));
-    assert_eq!(parse(&body(&lines, b"")), Err(Malformed::Options));
-    let many: Vec<String> = (0..=MOST_COMMANDS)
+    lines.extend(std::iter::repeat_n(&b"x"[..], MAX_OPTIONS + 1));
+    assert_eq!(
+        parse(&body(&lines, b"")),
+        Err(PushParseError::TooManyOptions)
+    );
+    let many: Vec<String> = (0..=MAX_COMMANDS)
         .map(|n| command(ZERO, B, &format!("refs/heads/{n}")))
         .collect();
     let lines: Vec<&[u8]> = many.iter().map(String::as_bytes).collect();
-    assert_eq!(parse(&body(&lines, b"")), Err(Malformed::Head));
+    assert_eq!(parse(&body(&lines, b"")), Err(PushParseError::HeadTooLarge));
 }
 
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
@@ -263,17 +278,17 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn however_a_body_is_split_the_same_is_read(bytes in bodies(), piece in 1..64usize) {
-        prop_assert_eq!(exercise(&bytes, piece), exercise(&bytes, usize::MAX));
+    fn result_does_not_depend_on_chunk_boundaries(bytes in bodies(), piece in 1..64usize) {
+        prop_assert_eq!(fuzz_check(&bytes, piece), fuzz_check(&bytes, usize::MAX));
     }
 
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-        prop_assert_eq!(exercise(&bytes, 1), exercise(&bytes, usize::MAX));
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert_eq!(fuzz_check(&bytes, 1), fuzz_check(&bytes, usize::MAX));
     }
 
     #[test]
-    fn what_is_read_is_what_was_written(
+    fn parsed_refs_match_the_written_commands(
         names in proptest::collection::btree_set("refs/(heads|tags)/[a-z]{1,8}", 1..5),
     ) {
         let names: Vec<String> = names.into_iter().collect();

@@ -4,24 +4,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use decide::hold::{Answerer, Questions};
-use egress::services::Parts;
-use policy::answer::Answer;
+use egress::services::ServiceDependencies;
+use policy::answer::ApprovalAnswer;
 use policy::reason::Reason;
-use policy::verdict::{Question, Word};
+use policy::verdict::{Question, VerdictKind};
 
 use super::fixture::{Answered, Gate, Rules, hello_origin};
 use super::operator::ALLOW;
 
 #[tokio::test]
-async fn held_request_gets_what_the_operator_answered() {
+async fn held_request_follows_the_operators_answer() {
     for (rules, host, rule) in [
         (Rules::default(), "asked.example", "egress.unknown"),
         (Rules::asking("mine"), "known.example", "rego:mine"),
     ] {
         for (answer, refused) in [
             (ALLOW, None),
-            (Answer::Deny, Some(Reason::AskDenied)),
-            (Answer::TimedOut, Some(Reason::AskTimeout)),
+            (ApprovalAnswer::Deny, Some(Reason::AskDenied)),
+            (ApprovalAnswer::TimedOut, Some(Reason::AskTimeout)),
         ] {
             let gate = Gate::new(&rules);
             let asking = gate.ask(host, "/").await;
@@ -36,14 +36,17 @@ async fn held_request_gets_what_the_operator_answered() {
             match refused {
                 None => {
                     assert_eq!((answered.status, answered.body.as_str()), (200, "hello"));
-                    assert_eq!(verdict, Some(Word::Allow));
+                    assert_eq!(verdict, Some(VerdictKind::Allow));
                 }
                 Some(reason) => {
                     assert_eq!(
                         (answered.status, answered.reason()),
                         (403, reason.code().into())
                     );
-                    assert_eq!((verdict, by.as_deref()), (Some(Word::Deny), Some(rule)));
+                    assert_eq!(
+                        (verdict, by.as_deref()),
+                        (Some(VerdictKind::Deny), Some(rule))
+                    );
                 }
             }
             assert_eq!(gate.origin.requests().len(), usize::from(refused.is_none()));
@@ -68,11 +71,11 @@ async fn answer_satisfies_only_its_own_question() {
         1,
         "the other one still waits"
     );
-    refused.answer(Answer::Deny);
+    refused.answer(ApprovalAnswer::Deny);
     assert_eq!(first.await.unwrap().reason(), "ask_denied");
     // An answer without a time was for that request alone.
     let again = gate.ask("other.example", "/").await;
-    gate.operator.next().await.answer(Answer::Deny);
+    gate.operator.next().await.answer(ApprovalAnswer::Deny);
     assert_eq!(again.await.unwrap().reason(), "ask_denied");
 }
 
@@ -88,7 +91,7 @@ const IDS: [&str; 5] = ["one", "two", "three", "four", "five"];
 
 #[async_trait::async_trait]
 impl Answerer for ReloadingOperator {
-    async fn answer(&self, question: &Question) -> Answer {
+    async fn answer(&self, question: &Question) -> ApprovalAnswer {
         self.asked.lock().unwrap().push(question.clone());
         let next = self.reloads.fetch_add(1, Ordering::SeqCst) + 1;
         let gate = self.gate.get().unwrap();
@@ -104,7 +107,10 @@ async fn request_with_a_fourth_question_is_refused() {
     let operator = Arc::new(ReloadingOperator::default());
     let questions = Questions::attended(Arc::clone(&operator) as _);
     let rules = Rules::asking(IDS[0]);
-    let gate = Gate::with_parts(&rules, hello_origin(), |parts| Parts { questions, ..parts });
+    let gate = Gate::with_parts(&rules, hello_origin(), |parts| ServiceDependencies {
+        questions,
+        ..parts
+    });
     let gate = Arc::new(gate);
     assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
     let answered: Answered = gate.get("known.example", "/").await;
@@ -113,14 +119,14 @@ async fn request_with_a_fourth_question_is_refused() {
         (403, "ask_denied".into())
     );
     assert!(
-        answered.body.contains("more questions"),
+        answered.body.contains("more approvals"),
         "{}",
         answered.body
     );
     let (verdict, reason, rule) = gate.only_record().await;
     assert_eq!(
         (verdict, reason),
-        (Some(Word::Deny), Some(Reason::AskDenied))
+        (Some(VerdictKind::Deny), Some(Reason::AskDenied))
     );
     assert_eq!(rule.as_deref(), Some("rego:four"));
     let asked = operator.asked.lock().unwrap();

@@ -1,6 +1,6 @@
 //! A half-open circuit breaker beside requests that do not get as far as their upstream.
 
-use policy::breaker::State;
+use policy::breaker::BreakerState;
 use testkit::origin::OriginReply;
 use testkit::wait::eventually;
 use tokio::io::AsyncWriteExt;
@@ -38,7 +38,7 @@ async fn half_open(host: &str, path: &str) -> Gate {
         let now = gate.services.clock().tick();
         let readings = gate.sandbox.upstreams.readings(settings, now);
         let state = readings.get(host)?.hosts?.state;
-        (state == State::HalfOpen).then_some(())
+        (state == BreakerState::HalfOpen).then_some(())
     })
     .await;
     gate

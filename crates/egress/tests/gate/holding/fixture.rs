@@ -6,11 +6,11 @@ use std::sync::Arc;
 use config::Settings;
 use config::section::egress::UnknownHostAction;
 use egress::sandbox_state::SandboxState;
-use egress::services::{Parts, Services};
+use egress::services::{ServiceDependencies, Services};
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use serde_json::Value;
 use testkit::origin::{OriginReply, OriginRequest, OriginServer};
 use testkit::wait::eventually;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::operator::TestOperator;
-use crate::stand_ins::{Records, connect, parts, reload, sandbox};
+use crate::fakes::{MemoryAuditLog, connect, parts, reload, sandbox};
 
 /// Names that lead to the origin.
 const NAMES: [&str; 5] = [
@@ -136,7 +136,7 @@ pub(super) struct Gate {
     pub(super) operator: Arc<TestOperator>,
     /// The state of the sandbox.
     pub(super) sandbox: Arc<SandboxState>,
-    records: Arc<Records>,
+    records: Arc<MemoryAuditLog>,
 }
 
 impl Gate {
@@ -145,7 +145,7 @@ impl Gate {
         Self::answering(rules, |_| OriginReply::text("hello"))
     }
 
-    /// The same with an origin that answers as it is told.
+    /// The same with an origin whose responses the test chooses.
     pub(super) fn answering(
         rules: &Rules,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
@@ -168,7 +168,7 @@ impl Gate {
     pub(super) fn with_parts(
         rules: &Rules,
         origin: OriginServer,
-        change: impl FnOnce(Parts) -> Parts,
+        change: impl FnOnce(ServiceDependencies) -> ServiceDependencies,
     ) -> Self {
         Self::start(tempfile::tempdir().unwrap(), rules, origin, change)
     }
@@ -177,12 +177,12 @@ impl Gate {
         directory: tempfile::TempDir,
         rules: &Rules,
         origin: OriginServer,
-        change: impl FnOnce(Parts) -> Parts,
+        change: impl FnOnce(ServiceDependencies) -> ServiceDependencies,
     ) -> Self {
-        let records = Arc::<Records>::default();
+        let records = Arc::<MemoryAuditLog>::default();
         let operator = TestOperator::new();
         let settings = rules.settings(directory.path(), &origin);
-        let services = Services::new(change(Parts {
+        let services = Services::new(change(ServiceDependencies {
             questions: operator.questions(),
             ..parts(directory.path(), settings, &records)
         }));
@@ -240,7 +240,9 @@ impl Gate {
     }
 
     /// The only record there is: its verdict, its reason and its rule.
-    pub(super) async fn only_record(&self) -> (Option<Word>, Option<Reason>, Option<String>) {
+    pub(super) async fn only_record(
+        &self,
+    ) -> (Option<VerdictKind>, Option<Reason>, Option<String>) {
         let record = eventually("a record", || self.records().pop()).await;
         assert_eq!(self.records().len(), 1, "{:?}", self.records());
         let rule = record.rule.map(|rule| rule.to_string());
@@ -250,7 +252,7 @@ impl Gate {
     /// Waits until one request is held, which has secured so many bytes on disk.
     pub(super) async fn held(&self, bytes: u64) {
         eventually("a held request", || {
-            let spooled = self.sandbox.spooled.level();
+            let spooled = self.sandbox.spooled.used_bytes();
             (self.sandbox.in_flight.held() == 1 && spooled >= bytes).then_some(())
         })
         .await;
@@ -278,7 +280,7 @@ pub(super) async fn assert_nothing_held(
     eventually("everything that was held to be given back", || {
         let held = state.in_flight.len() + operator.waiting();
         let is_free = places(state) == places(unused);
-        (held == 0 && is_free && state.spooled.level() == 0).then_some(())
+        (held == 0 && is_free && state.spooled.used_bytes() == 0).then_some(())
     })
     .await;
 }

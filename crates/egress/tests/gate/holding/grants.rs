@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use policy::answer::Answer;
+use policy::answer::ApprovalAnswer;
 use testkit::origin::{Latch, OriginReply};
 use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::fixture::{Gate, Rules, get};
 
 /// Allows the same until so much later.
-fn allow_for(gate: &Gate, time: Duration) -> Answer {
+fn allow_for(gate: &Gate, time: Duration) -> ApprovalAnswer {
     let until = Some(gate.services.clock().tick() + time);
-    Answer::Allow { until }
+    ApprovalAnswer::Allow { until }
 }
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn granted_question_is_not_asked_again() {
     assert_eq!(gate.get("asked.example", "/else").await.status, 200);
     assert!(gate.operator.is_idle());
     let elsewhere = gate.ask("other.example", "/").await;
-    gate.operator.next().await.answer(Answer::Deny);
+    gate.operator.next().await.answer(ApprovalAnswer::Deny);
     assert_eq!(elsewhere.await.unwrap().reason(), "ask_denied");
     assert_eq!(gate.records().len(), 4);
 }
@@ -49,7 +49,7 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
     let open = gate.operator.next().await;
     let time = Duration::from_secs(2);
     let until = gate.services.clock().tick() + time;
-    open.answer(Answer::Allow { until: Some(until) });
+    open.answer(ApprovalAnswer::Allow { until: Some(until) });
     read_status(&mut asked).await;
     let mut granted = gate.begin(&get("asked.example", "/")).await;
     read_status(&mut granted).await;
@@ -65,7 +65,7 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
     assert_eq!(gate.records().len(), 2);
     // From now on it is asked about again.
     let asking = gate.ask("asked.example", "/").await;
-    gate.operator.next().await.answer(Answer::Deny);
+    gate.operator.next().await.answer(ApprovalAnswer::Deny);
     assert_eq!(asking.await.unwrap().reason(), "ask_denied");
     latch.open();
 }
@@ -85,7 +85,7 @@ async fn expiry_before_the_upstream_answers_is_a_refusal() {
         (answered.status, answered.reason()),
         (403, "ask_timeout".into())
     );
-    assert!(answered.body.contains("has ended"), "{}", answered.body);
+    assert!(answered.body.contains("has expired"), "{}", answered.body);
     gate.assert_nothing_held().await;
     latch.open();
 }

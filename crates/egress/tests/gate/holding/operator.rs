@@ -4,24 +4,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use decide::hold::{Answerer, Questions};
-use policy::answer::Answer;
+use policy::answer::ApprovalAnswer;
 use policy::verdict::Question;
 use testkit::wait::LIMIT;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 /// Allows what asked, and nothing beyond it.
-pub(super) const ALLOW: Answer = Answer::Allow { until: None };
+pub(super) const ALLOW: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 
 /// A question whose asker waits.
 pub(super) struct OpenQuestion {
     pub(super) question: Question,
-    answer: oneshot::Sender<Answer>,
+    answer: oneshot::Sender<ApprovalAnswer>,
 }
 
 impl OpenQuestion {
     /// Answers it, which its asker must still wait for.
-    pub(super) fn answer(self, answer: Answer) {
+    pub(super) fn answer(self, answer: ApprovalAnswer) {
         self.answer.send(answer).expect("a waiting asker");
     }
 
@@ -101,7 +101,7 @@ impl Drop for Waiting {
 
 #[async_trait::async_trait]
 impl Answerer for TestOperator {
-    async fn answer(&self, question: &Question) -> Answer {
+    async fn answer(&self, question: &Question) -> ApprovalAnswer {
         let _waiting = Waiting::begin(&self.waiting);
         let (answer, answered) = oneshot::channel();
         let question = question.clone();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use policy::answer::Answer;
+use policy::answer::ApprovalAnswer;
 use policy::host::Host;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use testkit::origin::{OriginReply, OriginServer};
 use testkit::wait::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep};
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
+use crate::fakes::{connect, sandbox};
 use crate::rego::hello;
-use crate::stand_ins::{connect, sandbox};
 
 const HOST: &str = "pinned.example";
 
@@ -42,7 +42,7 @@ async fn unread_connection_waits_ten_seconds_at_most() {
     assert_closed(client).await;
     assert_eq!(begun.elapsed().as_secs(), 10);
     open.withdrawn().await;
-    let timed_out = (Some(Word::Deny), Some(Reason::AskTimeout));
+    let timed_out = (Some(VerdictKind::Deny), Some(Reason::AskTimeout));
     let (verdict, reason, rule) = gate.only_record().await;
     assert_eq!((verdict, reason), timed_out);
     assert_eq!(rule.as_deref(), Some("egress.unknown"));
@@ -67,7 +67,7 @@ async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
 }
 
 #[tokio::test]
-async fn unread_connection_gets_what_the_operator_answered() {
+async fn unread_connection_follows_the_operators_answer() {
     let origin = OriginServer::raw(|mut stream, _| {
         let mut words = [0; 5];
         std::io::Read::read_exact(&mut stream, &mut words).unwrap();
@@ -75,7 +75,7 @@ async fn unread_connection_gets_what_the_operator_answered() {
     });
     let gate = Gate::before(tempfile::tempdir().unwrap(), &Rules::default(), origin);
     let client = begin(&gate).await;
-    gate.operator.next().await.answer(Answer::Deny);
+    gate.operator.next().await.answer(ApprovalAnswer::Deny);
     assert_closed(client).await;
     assert_eq!(gate.only_record().await.1, Some(Reason::AskDenied));
     assert_eq!(gate.origin.connections(), 0);
@@ -95,7 +95,7 @@ async fn unread_connection_gets_what_the_operator_answered() {
         (records.len() == 2).then_some(records)
     })
     .await;
-    assert_eq!(records[1].verdict, Some(Word::Allow));
+    assert_eq!(records[1].verdict, Some(VerdictKind::Allow));
     let sent = u64::try_from(hello(HOST).len()).unwrap() + 5;
     assert_eq!(records[1].bytes_in, sent);
     gate.assert_nothing_held().await;
@@ -115,7 +115,7 @@ async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
     let (verdict, reason, _) = gate.only_record().await;
     assert_eq!(
         (verdict, reason),
-        (Some(Word::Ask), Some(Reason::ClientLeft))
+        (Some(VerdictKind::Ask), Some(Reason::ClientLeft))
     );
 }
 
@@ -125,7 +125,7 @@ async fn dismissal_ends_the_hold_of_an_unread_connection() {
     let begun = Instant::now();
     let client = begin(&gate).await;
     let open = gate.operator.next().await;
-    gate.services.dismiss(&sandbox());
+    gate.services.remove_sandbox(&sandbox());
     open.withdrawn().await;
     assert_closed(client).await;
     assert_eq!(begun.elapsed().as_secs(), 0);

@@ -6,29 +6,29 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
 use config::section::egress::UnknownHostAction;
-use egress::services::Parts;
+use egress::services::ServiceDependencies;
 use policy::audit::AuditEvent;
 use policy::id::{RequestId, SandboxId};
-use policy::identity::Lookup;
-use policy::ports::{AuditLog, AuditSink, Registry};
+use policy::identity::RegistrationLookup;
+use policy::ports::{AuditReader, AuditSink, Registry};
 use testkit::origin::{Latch, OriginReply, OriginServer};
 use testkit::wait::eventually;
 
 use super::fixture::{Gate, Rules, hello_origin};
-use crate::stand_ins::Row;
+use crate::fakes::FakeRegistry;
 
 /// A registry that keeps the threads on which it was read.
 #[derive(Clone, Default)]
 struct RecordingRegistry(Arc<Mutex<Vec<ThreadId>>>);
 
 impl Registry for RecordingRegistry {
-    fn by_id(&self, id: &SandboxId) -> Lookup {
+    fn by_id(&self, id: &SandboxId) -> RegistrationLookup {
         self.0.lock().unwrap().push(thread::current().id());
-        Row.by_id(id)
+        FakeRegistry.by_id(id)
     }
 
-    fn by_ip(&self, ip: IpAddr) -> Lookup {
-        Row.by_ip(ip)
+    fn by_ip(&self, ip: IpAddr) -> RegistrationLookup {
+        FakeRegistry.by_ip(ip)
     }
 
     fn expired(&self, _: &SandboxId) {}
@@ -61,11 +61,11 @@ impl AuditSink for ReloadingLog {
         gate.reload(rules);
     }
 
-    async fn keep(&self, _: Box<AuditEvent>) {}
+    async fn record_durably(&self, _: Box<AuditEvent>) {}
 }
 
 #[async_trait::async_trait]
-impl AuditLog for ReloadingLog {
+impl AuditReader for ReloadingLog {
     async fn history(&self, _: &SandboxId) -> Option<Vec<AuditEvent>> {
         None
     }
@@ -91,7 +91,7 @@ async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
     };
     for (rules, status) in [(logging(), 200), (elsewhere, 403)] {
         let (threads, log) = (RecordingRegistry::default(), Arc::<ReloadingLog>::default());
-        let gate = Gate::with_parts(&logging(), hello_origin(), |parts| Parts {
+        let gate = Gate::with_parts(&logging(), hello_origin(), |parts| ServiceDependencies {
             registry: Arc::new(threads.clone()),
             audit: Arc::clone(&log) as _,
             ..parts
@@ -110,7 +110,7 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     let latch = Latch::new();
     let (held, threads) = (latch.clone(), RecordingRegistry::default());
     let origin = OriginServer::http(move |_| OriginReply::text("hello").held(&held));
-    let gate = Gate::with_parts(&Rules::default(), origin, |parts| Parts {
+    let gate = Gate::with_parts(&Rules::default(), origin, |parts| ServiceDependencies {
         registry: Arc::new(threads.clone()),
         ..parts
     });

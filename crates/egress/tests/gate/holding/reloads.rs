@@ -2,7 +2,7 @@
 
 use config::section::egress::UnknownHostAction;
 use policy::reason::Reason;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
@@ -23,7 +23,7 @@ async fn reload_that_allows_a_held_request_lets_it_pass() {
     assert_eq!(asking.await.unwrap().status, 200);
     open.withdrawn().await;
     let (verdict, reason, rule) = gate.only_record().await;
-    assert_eq!((verdict, reason), (Some(Word::Allow), None));
+    assert_eq!((verdict, reason), (Some(VerdictKind::Allow), None));
     assert_eq!(rule.as_deref(), Some("allowlist:asked.example"));
     gate.assert_nothing_held().await;
 }
@@ -42,7 +42,7 @@ async fn reload_that_refuses_a_held_request_refuses_it() {
     let (verdict, reason, _) = gate.only_record().await;
     assert_eq!(
         (verdict, reason),
-        (Some(Word::Deny), Some(Reason::HostDenied))
+        (Some(VerdictKind::Deny), Some(Reason::HostDenied))
     );
     assert_eq!(gate.origin.connections(), 0);
     gate.assert_nothing_held().await;
@@ -60,11 +60,11 @@ async fn reload_without_a_difference_asks_again_under_its_snapshot() {
     assert_eq!(second.question.digest, first.question.digest);
     let snapshot = gate.services.policy().load().number;
     assert_eq!(second.question.snapshot, snapshot);
-    // The first answer has no reader, and the request goes on waiting.
+    // The first answer has no reader, and the request still waits.
     assert!(first.is_withdrawn());
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     assert_eq!(gate.origin.requests().len(), 0);
     second.answer(ALLOW);
     assert_eq!(asking.await.unwrap().status, 200);
-    assert_eq!(gate.only_record().await.0, Some(Word::Allow));
+    assert_eq!(gate.only_record().await.0, Some(VerdictKind::Allow));
 }

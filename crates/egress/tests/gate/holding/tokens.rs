@@ -1,13 +1,13 @@
 //! What a request pays for: once, however often it is decided.
 
 use egress::rate_limits::HostReading;
-use policy::answer::Answer;
+use policy::answer::ApprovalAnswer;
 use policy::host::HostName;
 use testkit::resolver::Resolver;
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
-use crate::stand_ins::sandbox;
+use crate::fakes::sandbox;
 
 /// Tokens that do not come back while a test runs.
 const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 5}\n";
@@ -20,7 +20,7 @@ fn rules() -> Rules {
 }
 
 /// Has a request asked about, decided again by a reload, and then answered.
-async fn ask_twice(gate: &Gate, rules: &Rules, host: &str, answer: Answer) -> u16 {
+async fn ask_twice(gate: &Gate, rules: &Rules, host: &str, answer: ApprovalAnswer) -> u16 {
     let asking = gate.ask(host, "/").await;
     let first = gate.operator.next().await;
     gate.reload(rules);
@@ -64,11 +64,14 @@ async fn request_decided_three_times_takes_one_label_once_allowed() {
     };
     let gate = Gate::new(&rules);
     let (refused, allowed) = (odd_name(0).to_string(), odd_name(1).to_string());
-    assert_eq!(ask_twice(&gate, &rules, &refused, Answer::Deny).await, 403);
+    assert_eq!(
+        ask_twice(&gate, &rules, &refused, ApprovalAnswer::Deny).await,
+        403
+    );
     assert_eq!(resolver.queries(), []);
     assert_eq!(ask_twice(&gate, &rules, &allowed, ALLOW).await, 502);
     assert!(resolver.queries().iter().all(|asked| asked.name == allowed));
-    let labels = gate.services.names().labels();
+    let labels = gate.services.name_server().label_budget();
     let fit = |number: &usize| labels.admit(&sandbox(), &odd_name(*number)).is_ok();
     assert_eq!((2..30).take_while(fit).count(), 15);
 }

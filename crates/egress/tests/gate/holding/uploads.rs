@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use policy::host::Host;
-use policy::verdict::Word;
+use policy::verdict::VerdictKind;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use testkit::ca::Ca;
@@ -20,7 +20,7 @@ use tokio_rustls::TlsConnector;
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
-use crate::stand_ins::connect;
+use crate::fakes::connect;
 
 /// Larger than the window of a stream; eight of them are larger than that of a connection.
 const LENGTH: usize = 320 * 1024;
@@ -94,7 +94,7 @@ async fn held_uploads_do_not_stall_their_connection() {
     }
     assert_eq!(gate.sandbox.in_flight.held(), UPLOADS);
     let spooled = u64::try_from(UPLOADS * LENGTH).unwrap();
-    assert_eq!(gate.sandbox.spooled.level(), spooled);
+    assert_eq!(gate.sandbox.spooled.used_bytes(), spooled);
     // A request without a body needs no window, one with a body does.
     for (method, body) in [(Method::GET, Vec::new()), (Method::PUT, body(UPLOADS))] {
         let beside = sender.send_request(request(method, "/beside", body));
@@ -125,7 +125,11 @@ async fn held_uploads_do_not_stall_their_connection() {
     gate.assert_nothing_held().await;
     let records = gate.records();
     assert_eq!(records.len(), 2 + UPLOADS);
-    assert!(records.iter().all(|one| one.verdict == Some(Word::Allow)));
+    assert!(
+        records
+            .iter()
+            .all(|one| one.verdict == Some(VerdictKind::Allow))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +143,7 @@ async fn reset_of_a_stream_ends_its_hold_alone() {
     let open = gate.operator.next().await;
     left.abort();
     withdrawn.withdrawn().await;
-    assert_eq!(gate.only_record().await.0, Some(Word::Ask));
+    assert_eq!(gate.only_record().await.0, Some(VerdictKind::Ask));
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     open.answer(ALLOW);
     assert_eq!(stays.await.unwrap().unwrap().status(), StatusCode::OK);

@@ -1,5 +1,5 @@
-//! The bundles of `policies/` as the gate uses them. Their own tests are run by the interpreter
-//! alone; here the machine decides, too.
+//! The example bundles of `policies/`, evaluated as in the gate. Their own Rego tests run in the
+//! interpreter only.
 
 use std::path::PathBuf;
 
@@ -10,8 +10,8 @@ fn examples() -> PathBuf {
 }
 
 fn example(name: &str, entrypoint: &str) -> Governance {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("palisade.yaml");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("palisade.yaml");
     let bundle = examples().join(name);
     let bundle = bundle.canonicalize().unwrap();
     let text = format!(
@@ -24,8 +24,8 @@ fn example(name: &str, entrypoint: &str) -> Governance {
 }
 
 #[test]
-fn every_example_passes_its_own_tests() {
-    use policy::rego::trial::{Outcome, run_tests};
+fn every_example_bundle_passes_its_own_tests() {
+    use policy::rego::trial::{TestOutcome, run_tests};
 
     let mut count = 0;
     for entry in std::fs::read_dir(examples()).unwrap() {
@@ -37,7 +37,7 @@ fn every_example_passes_its_own_tests() {
         assert!(tested.len() >= 4, "{} has few tests", path.display());
         let failed: Vec<_> = tested
             .iter()
-            .filter(|test| test.outcome != Outcome::Passed)
+            .filter(|test| test.outcome != TestOutcome::Passed)
             .collect();
         assert!(failed.is_empty(), "{}: {failed:#?}", path.display());
         count += 1;
@@ -46,41 +46,44 @@ fn every_example_passes_its_own_tests() {
 }
 
 #[tokio::test]
-async fn destructive_calls_are_denied() {
+async fn deny_destructive_example_blocks_destructive_calls() {
     let governance = example("mcp-deny-destructive", "mcp/authz");
     let named = |name: &str| call(json!({"name": name, "arguments": {"path": "x"}}));
     assert!(matches!(
-        judge(&governance, &named("read_file")).await,
+        rule_on(&governance, &named("read_file")).await,
         Ruling::Pass
     ));
     for name in ["delete_file", "dropTable", "fs__purge"] {
-        let denial = blocked(judge(&governance, &named(name)).await, Reason::RegoDenied);
+        let denial = blocked(rule_on(&governance, &named(name)).await, Reason::RegoDenied);
         assert!(denial.message.contains("not allowed"), "{denial:?}");
     }
     let wrapped = json!({"name": "mcp-exec", "arguments": {"name": "sh", "arguments": "{\"c\":\"rm -rf /\"}"}});
-    blocked(judge(&governance, &call(wrapped)).await, Reason::RegoDenied);
-    // What is odd is no way round it.
+    blocked(
+        rule_on(&governance, &call(wrapped)).await,
+        Reason::RegoDenied,
+    );
+    // Calls without a valid name call no tool.
     for odd in [json!({"name": 7}), json!({}), json!([1])] {
-        let ruling = judge(&governance, &call(&odd)).await;
+        let ruling = rule_on(&governance, &call(&odd)).await;
         assert!(matches!(ruling, Ruling::Pass), "{odd}: {ruling:?}");
     }
     assert!(matches!(
-        judge(&governance, &answer("{}")).await,
+        rule_on(&governance, &answer("{}")).await,
         Ruling::Pass
     ));
 }
 
 #[tokio::test]
-async fn addresses_and_keys_leave_answers() {
+async fn redact_example_removes_addresses_and_keys() {
     let governance = example("mcp-redact-personal-data", "mcp/authz");
     let text = concat!("ask anna@example.com, AK", "IAABCDEFGHIJKLMNOP");
     let result = format!(r#"{{"content":[{{"type":"text","text":"{text}"}}],"n":1.0}}"#);
     assert_eq!(
-        modified(judge(&governance, &answer(result)).await),
+        modified(rule_on(&governance, &answer(result)).await),
         r#"{"content":[{"type":"text","text":"ask [e-mail], [aws key]"}],"n":1.0}"#
     );
     blocked(
-        judge(
+        rule_on(
             &governance,
             &call(json!({"name": "t", "arguments": {"x": text}})),
         )
@@ -89,22 +92,22 @@ async fn addresses_and_keys_leave_answers() {
     );
     let fine = json!({"name": "t", "arguments": {"to": "anna@example.com"}});
     assert!(matches!(
-        judge(&governance, &call(fine)).await,
+        rule_on(&governance, &call(fine)).await,
         Ruling::Pass
     ));
 }
 
 #[tokio::test]
-async fn agents_see_and_call_their_own_tools() {
+async fn agent_tools_example_limits_listing_and_calls() {
     let governance = example("mcp-agent-tools", "mcp/authz");
     // The caller of these tests is in the sandbox `box`, which has the default.
     let named = |name: &str| call(json!({"name": name}));
     assert!(matches!(
-        judge(&governance, &named("read_file")).await,
+        rule_on(&governance, &named("read_file")).await,
         Ruling::Pass
     ));
     let denial = blocked(
-        judge(&governance, &named("write_file")).await,
+        rule_on(&governance, &named("write_file")).await,
         Reason::RegoDenied,
     );
     assert_eq!(denial.message, "box may not use fs/write_file.");
@@ -116,13 +119,13 @@ async fn agents_see_and_call_their_own_tools() {
         )
     };
     assert_eq!(
-        modified(judge(&governance, &listing).await),
+        modified(rule_on(&governance, &listing).await),
         r#"{"tools":[{"name":"read_file","inputSchema":{"max":1e30}}],"nextCursor":"c"}"#
     );
 }
 
 #[tokio::test]
-async fn servers_may_not_ask_for_secrets() {
+async fn elicitation_example_blocks_requests_for_secrets() {
     let governance = example("mcp-elicitation", "mcp/elicitation");
     let ask = |method: &'static str, params: Value| Message {
         moment: Moment::Elicitation,
@@ -130,13 +133,13 @@ async fn servers_may_not_ask_for_secrets() {
         ..call(params)
     };
     let fine = ask("elicitation/create", json!({"message": "Which branch?"}));
-    assert!(matches!(judge(&governance, &fine).await, Ruling::Pass));
+    assert!(matches!(rule_on(&governance, &fine).await, Ruling::Pass));
     for bad in [
         ask("elicitation/create", json!({"message": "Your password?"})),
         ask("sampling/createMessage", json!({"maxTokens": 1})),
         ask("roots/list", json!({})),
         ask("other", json!({})),
     ] {
-        blocked(judge(&governance, &bad).await, Reason::RegoDenied);
+        blocked(rule_on(&governance, &bad).await, Reason::RegoDenied);
     }
 }

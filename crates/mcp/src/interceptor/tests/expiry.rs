@@ -1,4 +1,4 @@
-//! After hooks that come when their request has expired, while the sweeper runs.
+//! After hooks whose context has expired, while the bridge removes expired contexts.
 //!
 //! Issue 14, number 9.
 
@@ -7,32 +7,32 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::context::TTL;
 use crate::fingerprint::Fingerprints;
 use crate::hold_terms::HoldTerms;
-use crate::launch::{Local, PATIENCE};
+use crate::launch::{DEFAULT_EXIT_TIMEOUT, LocalLauncher};
 use crate::relay::{GatewayHookProbe, Relay};
-use crate::rpc::Message;
+use crate::rpc::RpcMessage;
 use crate::tools::Launchers;
 
-/// Lets a result through if it does not know what was called.
+/// Lets a result pass if the name of the called tool is unknown.
 const NAMELESS_PASSES: &str = r#"
 default allow := true
 allow := false if { input.moment == "after"; input.name != "" }"#;
 
-/// A bridge with the tool `fs` behind `interceptor`, whose sweeper runs.
-pub(super) fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
-    let place = tempfile::tempdir().unwrap();
-    let file = place.path().join("palisade.yaml");
+/// A bridge with the tool `fs` behind `interceptor`, with a running cleanup task.
+pub(super) fn bridge_with_sweeper(interceptor: &Interceptor) -> Arc<Bridge> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("palisade.yaml");
     std::fs::write(
         &file,
         "version: '1.0'\ntools: [{name: fs, command: ['true']}]\n",
     )
     .unwrap();
-    let local = Arc::new(Local {
-        leash: Vec::new(),
-        patience: PATIENCE,
+    let local = Arc::new(LocalLauncher {
+        guard_command: Vec::new(),
+        exit_timeout: DEFAULT_EXIT_TIMEOUT,
     });
     let launchers = Launchers {
         local: Arc::clone(&local) as _,
@@ -40,29 +40,33 @@ pub(super) fn swept(interceptor: &Interceptor) -> Arc<Bridge> {
     };
     let relay = Relay {
         governance: interceptor.governance.clone(),
-        stamps: GatewayHookProbe(Arc::new(|| true)),
+        gateway_hooks: GatewayHookProbe(Arc::new(|| true)),
     };
-    let prints = Fingerprints::open(&place.path().join("tools.json")).unwrap();
-    let bridge = Bridge::new(launchers, Arc::new(prints), relay, CancellationToken::new());
+    let fingerprints = Fingerprints::open(&dir.path().join("tools.json")).unwrap();
+    let bridge = Bridge::new(
+        launchers,
+        Arc::new(fingerprints),
+        relay,
+        CancellationToken::new(),
+    );
     bridge.apply(&config::load(Some(&file), &|_| None).unwrap());
     let sweeping = Arc::clone(&bridge);
     tokio::spawn(async move { sweeping.sweep().await });
     bridge
 }
 
-/// Lets the clock, which otherwise stands still, pass the end of every entry, and the sweeper
-/// run a few times.
+/// Advances the paused clock until every context has expired and the cleanup has run.
 pub(super) async fn expire(interceptor: &Interceptor) {
     let contexts = interceptor.governance.contexts();
     assert!(!contexts.is_empty());
     tokio::time::sleep(TTL + Duration::from_secs(3)).await;
-    assert!(contexts.is_empty(), "the sweeper ran");
+    assert!(contexts.is_empty(), "the cleanup has run");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_after_hook_is_blocked_also_after_the_sweep() {
+async fn late_after_hook_is_blocked_after_cleanup() {
     let (interceptor, _) = interceptor(NAMELESS_PASSES);
-    let _bridge = swept(&interceptor);
+    let _bridge = bridge_with_sweeper(&interceptor);
     let answer = before(&interceptor, request("r", json!({"name": "t"}))).await;
     assert_eq!(answer.value()["action"], "pass");
     expire(&interceptor).await;
@@ -77,16 +81,16 @@ async fn a_late_after_hook_is_blocked_also_after_the_sweep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_result_with_an_expired_stamp_is_blocked_also_after_the_sweep() {
+async fn result_with_an_expired_key_is_blocked_after_cleanup() {
     let (interceptor, _) = interceptor(NAMELESS_PASSES);
-    let _bridge = swept(&interceptor);
+    let _bridge = bridge_with_sweeper(&interceptor);
     let id = crate::governance::new_request();
-    let origin = Origin {
+    let origin = RequestOrigin {
         request: Some(id),
         tool: "fs",
         name: "t",
         method: "tools/call",
-        ..Origin::default()
+        ..RequestOrigin::default()
     };
     let contexts = interceptor.governance.contexts();
     contexts.create(&id.to_string(), origin);
@@ -99,14 +103,14 @@ async fn a_result_with_an_expired_stamp_is_blocked_also_after_the_sweep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_longer_than_an_entry_lives_is_judged_by_name() {
+async fn result_of_a_call_longer_than_ttl_is_evaluated_by_name() {
     let policy = r#"
 default allow := false
 allow if input.moment == "before"
 allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna" }"#;
     let (interceptor, _) = interceptor(policy);
-    let bridge = swept(&interceptor);
-    let caller = Caller {
+    let bridge = bridge_with_sweeper(&interceptor);
+    let caller = McpCaller {
         agent: "anna".to_owned(),
         session: String::new(),
         sandbox: None,
@@ -114,7 +118,7 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
     let served = bridge.tool(Some("fs"), &caller).unwrap();
     let call =
         json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "read"}});
-    let call = Message::read(call.to_string()).unwrap();
+    let call = RpcMessage::read(call.to_string()).unwrap();
     let relay = bridge.relay();
     let permitted = relay
         .permit(
@@ -128,7 +132,7 @@ allow if { input.name == "read"; input.tool_id == "fs"; input.agent_id == "anna"
         .unwrap();
     expire(&interceptor).await;
     let result = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
-    let result = Ok(Message::read(result.to_owned()).unwrap());
+    let result = Ok(RpcMessage::read(result.to_owned()).unwrap());
     let terms = HoldTerms::default();
     let delivered = relay
         .deliver(&served, &caller, &permitted, result, &terms)

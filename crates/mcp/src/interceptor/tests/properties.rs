@@ -1,4 +1,4 @@
-//! The seed's correctness properties that concern hooks alone, under their numbers.
+//! The seed specification's correctness properties 3 and 4, which concern hooks alone.
 
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
@@ -14,10 +14,10 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// A policy that does what the message says, so that the message can be anything.
+/// A policy that returns the decision in the message.
 const OBEDIENT: &str = "decision := object.get(input.params, \"decide\", {\"action\": \"allow\"})";
 
-/// JSON without floating point numbers, of which a policy knows less than all digits.
+/// JSON without floating point numbers, which policies read with limited precision.
 fn json_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -53,11 +53,11 @@ fn property_03_policy_decision_mapping() {
         let action = ["allow", "block", "redact"][usize::from(action)];
         let mut data = data;
         if wrapped {
-            // Without a name it would be no call any more.
+            // A wrapped call must have a name.
             data["name"] = json!("t");
         }
         let decide = json!({"action": action, "reason": reason, "outputs": {"modified_data": data}});
-        // Also where another call is around it.
+        // Also inside a wrapper.
         let call = json!({"name": "t", "arguments": arguments, "decide": decide});
         let params = if wrapped { json!({"name": "mcp-exec", "arguments": call}) } else { call };
         let answer = runtime.block_on(before(&interceptor, request("r", params)));
@@ -86,7 +86,7 @@ fn property_03_policy_decision_mapping() {
 // **Feature: unified-sidecar, Property 4: Intercept Request Evaluation**
 #[test]
 fn property_04_intercept_request_evaluation() {
-    // What the policy was asked comes back as what it wants the data to be.
+    // The policy returns its input as the modified data.
     let policy =
         r#"decision := {"action": "redact", "outputs": {"modified_data": {"seen": input}}}"#;
     let runtime = runtime();

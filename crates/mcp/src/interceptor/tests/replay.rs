@@ -1,24 +1,25 @@
-//! What Docker's gateway sends, byte for byte as Go writes it, and what it must get.
+//! Hook requests of Docker's gateway, byte for byte as its Go code writes them, and the
+//! responses that it must get.
 
 use super::*;
 
-/// What an answer is to the gateway.
+/// A response as the gateway interprets it.
 #[derive(Debug, PartialEq)]
-enum Heard {
-    /// Nothing: it goes on.
+enum GatewayView {
+    /// An empty body: the call or the result passes.
     Pass,
-    /// The result of a call that failed.
+    /// The result of a failed call.
     Block(String),
-    /// Another result.
+    /// A different result.
     Replace(String),
 }
 
-impl Heard {
+impl GatewayView {
     #[track_caller]
-    fn read(answer: &Answer) -> Self {
+    fn read(answer: &HookResponse) -> Self {
         assert_eq!(answer.status, StatusCode::OK);
         if answer.body.is_empty() {
-            return Heard::Pass;
+            return GatewayView::Pass;
         }
         let value = answer.value();
         let text = value["content"][0]["text"].as_str().unwrap();
@@ -26,9 +27,9 @@ impl Heard {
             Some(why) => {
                 assert_eq!(value["isError"], true);
                 assert_eq!(value["content"][0]["type"], "text");
-                Heard::Block(why.to_owned())
+                GatewayView::Block(why.to_owned())
             }
-            None => Heard::Replace(answer.body.clone()),
+            None => GatewayView::Replace(answer.body.clone()),
         }
     }
 }
@@ -60,15 +61,15 @@ decision := {"action": "block", "reason": "odd"} if {
 "#;
 
 #[tokio::test]
-async fn the_gateways_hooks_get_what_it_understands() {
+async fn docker_hooks_get_responses_the_gateway_understands() {
     let (interceptor, _) = interceptor(POLICY);
-    let block = |why: &str| Heard::Block(why.to_owned());
-    let cannot = "The message cannot be read in one way only, so no policy can judge it.";
+    let block = |why: &str| GatewayView::Block(why.to_owned());
+    let cannot = "The message is malformed or ambiguous JSON, so no policy can evaluate it.";
     for (body, wanted) in [
-        // The newer shape.
+        // Newer versions of the gateway.
         (
             r#"{"method":"tools/call","params":{"name":"search","arguments":{"query":"hello","options":{"limit":3},"enabled":false},"_meta":{"progressToken":"progress-1"}}}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
         (
             r#"{"method":"tools/call","params":{"name":"delete_file","arguments":{"path":"x"}}}"#,
@@ -78,18 +79,21 @@ async fn the_gateways_hooks_get_what_it_understands() {
             r#"{"method":"tools/call","params":{"name":"read","arguments":{"path":"/etc/passwd"}}}"#,
             block("not there"),
         ),
-        (r#"{"method":"tools/call","params":{}}"#, Heard::Pass),
-        (r#"{"method":"tools/call","params":null}"#, Heard::Pass),
-        // The older one, with Go's names.
+        (r#"{"method":"tools/call","params":{}}"#, GatewayView::Pass),
+        (
+            r#"{"method":"tools/call","params":null}"#,
+            GatewayView::Pass,
+        ),
+        // Older versions, with Go's field names.
         (
             r#"{"Session":{},"Params":{"name":"search","arguments":{"query":"hello"}},"Extra":null}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
         (
             r#"{"Session":null,"Params":{"_meta":{"progressToken":1},"name":"delete_file","arguments":{}},"Extra":{"TokenInfo":null,"Header":{"Authorization":["Bearer x"]}}}"#,
             block("no deleting"),
         ),
-        // The gateway's own tool that calls another.
+        // The gateway's own tool that calls another tool.
         (
             r#"{"method":"tools/call","params":{"name":"mcp-exec","arguments":{"name":"delete_file","arguments":{"path":"x"}}}}"#,
             block("no deleting"),
@@ -100,11 +104,11 @@ async fn the_gateways_hooks_get_what_it_understands() {
         ),
         (
             r#"{"Session":{},"Params":{"name":"mcp-exec","arguments":{"name":"search","arguments":"{\"query\":\"x\"}"}},"Extra":null}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
         (
             r#"{"method":"tools/call","params":{"name":"mcp-exec","arguments":{"name":"search"}}}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
         (
             r#"{"method":"tools/call","params":{"name":"mcp-exec","arguments":{"arguments":{}}}}"#,
@@ -114,7 +118,7 @@ async fn the_gateways_hooks_get_what_it_understands() {
             r#"{"method":"tools/call","params":{"name":"mcp-exec","arguments":{"name":"read","arguments":"not json"}}}"#,
             block(cannot),
         ),
-        // Names with the server's in front.
+        // Names with the server's prefix.
         (
             r#"{"method":"tools/call","params":{"name":"fs__delete_file","arguments":{}}}"#,
             block("no deleting"),
@@ -123,16 +127,16 @@ async fn the_gateways_hooks_get_what_it_understands() {
             r#"{"method":"tools/call","params":{"name":"fs__mcp-exec","arguments":{"name":"fs__delete_file","arguments":{}}}}"#,
             block("no deleting"),
         ),
-        // What is none of it is no yes.
+        // Bodies that are no call are refused.
         (r#"{}"#, block("the call is missing")),
         ("null", block("the call is missing")),
         (
             r#"{"method":7,"params":{"name":"search"}}"#,
-            block("the method is no text"),
+            block("the method is not a string"),
         ),
         (
             r#"{"params":{"name":"search"},"Params":{"name":"delete_file"}}"#,
-            block("the call is there twice"),
+            block("the call has both params and Params"),
         ),
         (
             r#"{"method":"tools/call","params":{"name":"search","name":"delete_file"}}"#,
@@ -144,20 +148,20 @@ async fn the_gateways_hooks_get_what_it_understands() {
         ),
     ] {
         let answer = before(&interceptor, body).await;
-        assert_eq!(Heard::read(&answer), wanted, "{body}");
+        assert_eq!(GatewayView::read(&answer), wanted, "{body}");
     }
-    let replace = |text: &str| Heard::Replace(text.to_owned());
+    let replace = |text: &str| GatewayView::Replace(text.to_owned());
     for (body, wanted) in [
-        ("null", Heard::Pass),
-        ("null\n", Heard::Pass),
+        ("null", GatewayView::Pass),
+        ("null\n", GatewayView::Pass),
         (
             r#"{"content":[{"type":"text","text":"fine"}]}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
-        (r#"{"content":[]}"#, Heard::Pass),
+        (r#"{"content":[]}"#, GatewayView::Pass),
         (
             r#"{"content":null,"structuredContent":{"type":"x","version":1}}"#,
-            Heard::Pass,
+            GatewayView::Pass,
         ),
         (
             r#"{"_meta":{"k":1},"content":[{"type":"text","text":"<\u003e anna@example.com"}],"structuredContent":{"n":123456789012345678901234567890}}"#,
@@ -175,16 +179,19 @@ async fn the_gateways_hooks_get_what_it_understands() {
         ),
     ] {
         let answer = after(&interceptor, body).await;
-        assert_eq!(Heard::read(&answer), wanted, "{body}");
+        assert_eq!(GatewayView::read(&answer), wanted, "{body}");
     }
 }
 
 #[tokio::test]
-async fn a_policy_that_cannot_decide_is_a_no_that_the_gateway_hears() {
+async fn failing_policy_is_a_block_for_the_docker_gateway() {
     let (interceptor, _) = interceptor("decision := 1");
     let call = r#"{"method":"tools/call","params":{"name":"search"}}"#;
-    let wanted = Heard::Block(Reason::RegoError.says().to_owned());
-    assert_eq!(Heard::read(&before(&interceptor, call).await), wanted);
+    let wanted = GatewayView::Block(Reason::RegoError.description().to_owned());
+    assert_eq!(GatewayView::read(&before(&interceptor, call).await), wanted);
     let result = r#"{"content":[]}"#;
-    assert_eq!(Heard::read(&after(&interceptor, result).await), wanted);
+    assert_eq!(
+        GatewayView::read(&after(&interceptor, result).await),
+        wanted
+    );
 }

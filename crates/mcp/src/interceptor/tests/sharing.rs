@@ -1,33 +1,33 @@
-//! What a call through the bridge shares with the hooks.
+//! Contexts that a call through the bridge shares with the hooks.
 
-use super::expiry::{expire, swept};
+use super::expiry::{bridge_with_sweeper, expire};
 use super::*;
 use crate::bridge::Bridge;
 use crate::call_headers::CallHeaders;
-use crate::caller::Caller;
+use crate::caller::McpCaller;
 use crate::context::CORRELATION;
 use crate::hold_terms::HoldTerms;
-use crate::rpc::Message;
+use crate::rpc::RpcMessage;
 
-fn anna() -> Caller {
-    Caller {
+fn anna() -> McpCaller {
+    McpCaller {
         agent: "anna".to_owned(),
         session: String::new(),
         sandbox: None,
     }
 }
 
-/// Asks the relay for a call of `fs` under the requests that `_meta` and the header name. The
-/// error is the refusal.
+/// Has the relay permit a call of `fs` with the request ids `meta` in `_meta` and `header` in the
+/// header. The error is the refusal.
 async fn permit(bridge: &Bridge, meta: &str, header: &str) -> Result<(), Value> {
     let params = json!({"name": "t", "_meta": {CORRELATION: meta}});
-    let call = Message::request("1", "tools/call", &params.to_string());
+    let call = RpcMessage::request("1", "tools/call", &params.to_string());
     let served = bridge.tool(Some("fs"), &anna()).unwrap();
     let headers = CallHeaders {
         parent: None,
         request_id: Some(header.to_owned()),
     };
-    let call = Message::read(call).unwrap();
+    let call = RpcMessage::read(call).unwrap();
     let (relay, terms) = (bridge.relay(), HoldTerms::default());
     let permitted = relay.permit(&served, &anna(), call, &headers, &terms).await;
     permitted
@@ -36,12 +36,12 @@ async fn permit(bridge: &Bridge, meta: &str, header: &str) -> Result<(), Value> 
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_named_requests_the_refused_one_counts() {
+async fn refused_request_wins_over_an_allowed_one() {
     let policy = r#"
 default allow := true
 allow := false if input.params.refuse"#;
-    let (interceptor, book) = interceptor(policy);
-    let bridge = swept(&interceptor);
+    let (interceptor, audit_log) = interceptor(policy);
+    let bridge = bridge_with_sweeper(&interceptor);
     before(&interceptor, request("fine", json!({"name": "t"}))).await;
     before(
         &interceptor,
@@ -50,33 +50,36 @@ allow := false if input.params.refuse"#;
     .await;
     assert_eq!(permit(&bridge, "fine", "fine").await, Ok(()));
     assert_eq!(permit(&bridge, "unknown", "fine").await, Ok(()));
-    book.take();
+    audit_log.take();
     for (meta, header) in [("fine", "refused"), ("refused", "fine")] {
         let refusal = permit(&bridge, meta, header).await.unwrap_err();
         assert_eq!(refusal["result"]["isError"], true, "{refusal}");
-        let record = book.take().remove(0);
+        let record = audit_log.take().remove(0);
         assert_eq!(record.event.as_deref(), Some("stored_decision"));
         assert_eq!(record.bundle.as_deref(), Some("b0"));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_under_an_expired_request_is_refused() {
-    let (interceptor, book) = interceptor("allow := true");
-    let bridge = swept(&interceptor);
+async fn call_with_an_expired_request_id_is_refused() {
+    let (interceptor, audit_log) = interceptor("allow := true");
+    let bridge = bridge_with_sweeper(&interceptor);
     before(&interceptor, request("r", json!({"name": "t"}))).await;
     expire(&interceptor).await;
-    book.take();
+    audit_log.take();
     for (meta, header) in [("r", "new"), ("new", "r")] {
         let refusal = permit(&bridge, meta, header).await.unwrap_err();
         let about = &refusal["result"]["_meta"]["palisade/refusal"];
         assert_eq!(about["rule"], "mcp:context", "{refusal}");
-        assert_eq!(book.take().remove(0).rule.unwrap().as_str(), "mcp:context");
+        assert_eq!(
+            audit_log.take().remove(0).rule.unwrap().as_str(),
+            "mcp:context"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_after_hook_of_dockers_gateway_knows_the_decision_and_the_outcome() {
+async fn docker_after_hook_sees_decision_and_outcome() {
     let policy = r#"
 decision := {"action": "allow", "reason": "fine", "metadata": {"ticket": 7}} if input.moment == "before"
 
@@ -90,10 +93,10 @@ decision := {"action": "allow"} if {
 	not input.result.hook
 }"#;
     let (interceptor, _) = interceptor(policy);
-    let bridge = swept(&interceptor);
+    let bridge = bridge_with_sweeper(&interceptor);
     let served = bridge.tool(Some("fs"), &anna()).unwrap();
-    let call = Message::request("1", "tools/call", r#"{"name":"t"}"#);
-    let call = Message::read(call).unwrap();
+    let call = RpcMessage::request("1", "tools/call", r#"{"name":"t"}"#);
+    let call = RpcMessage::read(call).unwrap();
     let relay = bridge.relay();
     let headers = CallHeaders::default();
     let terms = HoldTerms::default();
@@ -102,7 +105,7 @@ decision := {"action": "allow"} if {
         .await
         .unwrap();
     tokio::time::advance(Duration::from_millis(1234)).await;
-    let answer = Message::read(Message::answer("1", r#"{"content":[]}"#)).unwrap();
+    let answer = RpcMessage::read(RpcMessage::answer("1", r#"{"content":[]}"#)).unwrap();
     let delivered = relay
         .deliver(&served, &anna(), &permitted, Ok(answer), &terms)
         .await;

@@ -1,7 +1,7 @@
-//! `palisade bridge run`: one stdio server over HTTP, without a gate.
+//! `palisade bridge run`: serves one stdio MCP server over HTTP, without a gate.
 //!
-//! The bridge is the gate's own, with the same sessions, policies and listeners. What a gate adds
-//! is not here: no database, no control socket, no sandboxes. Decisions are log lines.
+//! It uses the gate's bridge, with the same sessions, policies and listeners, but has no
+//! database, no control socket and no sandboxes. Decisions are written to the log.
 
 use std::ffi::OsStr;
 use std::net::SocketAddr;
@@ -22,29 +22,29 @@ use mcp::metrics::Metrics;
 use policy::audit::AuditEvent;
 use policy::ports::AuditSink;
 use policy::reason::Reason;
-use policy::verdict::{RuleName, Word};
+use policy::verdict::{RuleName, VerdictKind};
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::gate::shutdown::Deadline;
-use crate::gate::tools::{McpDependencies, Sandboxed};
+use crate::gate::tools::{McpDependencies, SandboxLauncher};
 use crate::gate::{self, environment};
 use crate::paths::find_program;
-use crate::telemetry::{Sink, Telemetry};
+use crate::telemetry::{LogSink, Telemetry};
 use crate::{child_reaper, output};
 
-/// The name that this program does the same under.
+/// The program name under which palisade runs this command.
 pub const POLIS_BRIDGE: &str = "polis-bridge";
 
 /// The server's name in policies, metrics and logs.
 const NAME: &str = "bridge";
 
-/// How long threads that read files may take at the end.
-const LAST_THREADS: Duration = Duration::from_secs(1);
+/// How long blocking threads may take at shutdown.
+const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 
 const LEVELS: [LogLevel; 5] = [
     LogLevel::Error,
@@ -54,7 +54,7 @@ const LEVELS: [LogLevel; 5] = [
     LogLevel::Trace,
 ];
 
-/// What stands below the help.
+/// Text below the help.
 pub const EXAMPLES: &str = "\
 Clients connect to http://127.0.0.1:8090/mcp (Streamable HTTP) or
 http://127.0.0.1:8090/sse (HTTP with SSE); /health and /metrics are served as well. Each
@@ -77,7 +77,7 @@ Examples:
   palisade bridge run -c policies.yaml -- uvx mcp-server-time";
 
 #[derive(Debug, Args)]
-pub struct RunArgs {
+pub struct BridgeRunArgs {
     /// Port to listen on; 0 for a free one [default: 8090 on the loopback, or server.* of FILE]
     #[arg(long, short, value_name = "PORT")]
     port: Option<u16>,
@@ -106,21 +106,22 @@ pub struct PolisBridge {
     #[command(flatten)]
     pub global: Global,
     #[command(flatten)]
-    pub args: RunArgs,
+    pub args: BridgeRunArgs,
 }
 
 fn level(text: &str) -> Result<LogLevel, String> {
     let found = LEVELS.into_iter().find(|level| level.as_str() == text);
     found.ok_or_else(|| {
         let known = LEVELS.map(LogLevel::as_str).join(", ");
-        format!("levels are {known}")
+        format!("valid levels: {known}")
     })
 }
 
-/// Serves until a signal.
-pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
+/// Serves until SIGTERM or SIGINT.
+pub fn run(args: &BridgeRunArgs, global: &Global) -> Result<CliExit> {
     let settings = Arc::new(settings(args, global)?);
-    // The token of the settings is not for the server, which has this process's user id.
+    // The MCP server has the same uid and must not read the auth token from this process's
+    // memory.
     nix::sys::prctl::set_dumpable(false).context("cannot forbid core dumps")?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -130,44 +131,45 @@ pub fn run(args: &RunArgs, global: &Global) -> Result<Exit> {
     let telemetry = {
         // The trace exporter sends from the runtime.
         let _inside = runtime.enter();
-        Telemetry::start(&settings, global.verbose, Sink::Stderr)?
+        Telemetry::start(&settings, global.verbose, LogSink::Stderr)?
     };
     let served = runtime.block_on(serve(settings, global));
     telemetry.finish();
-    runtime.shutdown_timeout(LAST_THREADS);
+    runtime.shutdown_timeout(THREADS_TIMEOUT);
     served
 }
 
-async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
+async fn serve(settings: Arc<Settings>, global: &Global) -> Result<CliExit> {
     let stop = CancellationToken::new();
     gate::listen_for_signals(stop.clone())?;
     for warning in &settings.warnings {
-        tracing::warn!(%warning, "the configuration was accepted with a warning");
+        tracing::warn!(%warning, "configuration accepted with a warning");
     }
     let (health_registry, metrics) = (Arc::new(HealthRegistry::default()), Metrics::default());
     let mut registry = Registry::default();
     metrics.register(&mut registry);
-    let given = McpDependencies {
+    let dependencies = McpDependencies {
         policy: gate::load_policy(Arc::clone(&settings)).await?,
         questions: Questions::default(),
-        audit: Arc::new(LogLedger),
+        audit: Arc::new(LogAuditSink),
         fingerprints: Fingerprints::in_memory(),
         health_registry: Arc::clone(&health_registry),
         numbers: Arc::new(registry),
         metrics,
-        // The one tool runs on this machine.
-        sandboxed: Arc::new(Sandboxed::default()),
+        // The only tool runs on the host.
+        sandboxed: Arc::new(SandboxLauncher::default()),
     };
-    let tools = gate::open_tools(Arc::clone(&settings), given, &stop).await?;
+    let tools = gate::open_tools(Arc::clone(&settings), dependencies, &stop).await?;
     let listening = tools.require_listeners(&settings).await;
     listening.map_err(|why| {
-        let message = format!("{why}; choose another port with -p, or end what is there");
-        Failure::new(Exit::Failed, message)
+        let message =
+            format!("{why}; choose another port with -p, or stop the program that uses this one");
+        CliError::new(CliExit::Failed, message)
     })?;
     announce(&health_registry, global)?;
     let sweeper = tokio::spawn({
         let tools = Arc::clone(&tools);
-        async move { tools.look_after().await }
+        async move { tools.maintain().await }
     });
     tokio::select! {
         () = stop.cancelled() => {}
@@ -179,13 +181,13 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<Exit> {
         .await
         .is_err()
     {
-        tracing::error!("the server did not end in time");
+        tracing::error!("mcp server did not end in time");
     }
     sweeper.abort();
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-/// Reports where the server is, for people or as JSON on stdout.
+/// Prints the URL of the server: on stderr, or as JSON on stdout.
 fn announce(health_registry: &HealthRegistry, global: &Global) -> Result<()> {
     let listeners = health_registry.report([]).listeners;
     let address = listeners.get("mcp").cloned().unwrap_or_default();
@@ -193,17 +195,17 @@ fn announce(health_registry: &HealthRegistry, global: &Global) -> Result<()> {
     if global.json {
         output::print_json(&json!({ "status": "listening", "url": url }))?;
     } else {
-        output::say(&format!("bridge listening on {url}"));
+        output::print_message(&format!("bridge listening on {url}"));
     }
     Ok(())
 }
 
 /// The settings of FILE or the defaults, with one tool: the command.
-fn settings(args: &RunArgs, global: &Global) -> Result<Settings> {
+fn settings(args: &BridgeRunArgs, global: &Global) -> Result<Settings> {
     let file = args.file.as_deref().or(global.config.as_deref());
     let mut settings = match file {
         Some(file) => config::load(Some(file), &environment)
-            .map_err(|problems| Failure::refused(&problems))?,
+            .map_err(|problems| CliError::invalid_config(&problems))?,
         None => Settings::default(),
     };
     if let Some(level) = args.log_level {
@@ -217,7 +219,7 @@ fn settings(args: &RunArgs, global: &Global) -> Result<Settings> {
         name: NAME.to_owned(),
         command: command(&args.command)?,
         work_dir: None,
-        env: passed_on(&settings),
+        env: server_environment(&settings),
         runtime: ToolRuntime::default(),
         expose: false,
         shared: false,
@@ -229,30 +231,30 @@ fn settings(args: &RunArgs, global: &Global) -> Result<Settings> {
     Ok(settings)
 }
 
-/// The command with its variables filled in, if its program is there.
+/// The command with its variables expanded; fails if its program does not exist.
 fn command(words: &[String]) -> Result<Vec<String>> {
     let expanded = words
         .iter()
         .map(|word| config::expand_word(word, &environment))
         .collect::<Result<Vec<String>, _>>()
-        .map_err(|error| Failure::new(Exit::Usage, error.to_string()))?;
+        .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
     let program = expanded.first().map_or("", String::as_str);
-    let is_there = if program.contains('/') {
+    let exists = if program.contains('/') {
         Path::new(program).is_file()
     } else {
         find_program(OsStr::new(program)).is_some()
     };
-    if !is_there {
+    if !exists {
         let shown = output::safe(program);
-        let message = format!("command not found: '{shown}'; install it, or write its whole path");
-        return Err(Failure::new(Exit::NotFound, message).into());
+        let message = format!("command not found: '{shown}'; install it, or give its full path");
+        return Err(CliError::new(CliExit::NotFound, message).into());
     }
     Ok(expanded)
 }
 
-/// The variables that the server gets: all of this process, but for those that hold a secret of
+/// The environment of the server: that of this process, except variables that hold a secret of
 /// the settings.
-fn passed_on(settings: &Settings) -> Vec<EnvEntry> {
+fn server_environment(settings: &Settings) -> Vec<EnvEntry> {
     let secrets = settings.secrets.keys();
     let secrets = secrets.map(|name| format!("/secrets/{name}"));
     let held: Vec<String> = secrets
@@ -273,17 +275,17 @@ fn passed_on(settings: &Settings) -> Vec<EnvEntry> {
         .collect()
 }
 
-/// Decisions as log lines.
+/// Writes decisions to the log.
 #[derive(Debug)]
-struct LogLedger;
+struct LogAuditSink;
 
 #[async_trait::async_trait]
-impl AuditSink for LogLedger {
+impl AuditSink for LogAuditSink {
     fn try_record(&self, event: Box<AuditEvent>) -> Result<(), Box<AuditEvent>> {
         Err(event)
     }
 
-    async fn keep(&self, event: Box<AuditEvent>) {
+    async fn record_durably(&self, event: Box<AuditEvent>) {
         self.record(event).await;
     }
 
@@ -294,7 +296,7 @@ impl AuditSink for LogLedger {
             method = event.method,
             name = event.operation,
             stage = event.stage,
-            verdict = event.verdict.map(Word::as_str),
+            verdict = event.verdict.map(VerdictKind::as_str),
             reason = event.reason.map(Reason::code),
             rule = event.rule.as_ref().map(RuleName::as_str),
             request = event.request_id.map(|id| id.to_string()),

@@ -1,14 +1,14 @@
-//! Which failure of ours is which for an agent.
+//! Maps errors of the command line to those that an agent receives.
 
-use control::client::ClientError;
-use mcp::agents::workshop::WorkshopError;
+use control::client::ControlClientError;
+use mcp::agents::sandbox_service::SandboxServiceError;
 use sandbox::contract::SandboxError;
 use sandbox::transfer::{MemberRefusal, TransferError};
 
-use crate::exit::{Exit, exit_of};
+use crate::exit::{CliExit, exit_of};
 
-/// Whether a path on the operator's side is what is wrong.
-fn names_wrongly(error: &TransferError) -> bool {
+/// Whether the agent named an invalid path on the host.
+fn is_invalid_path(error: &TransferError) -> bool {
     match error {
         TransferError::Missing(_) => true,
         TransferError::Refused { reason, .. } => matches!(
@@ -28,31 +28,33 @@ fn names_wrongly(error: &TransferError) -> bool {
     }
 }
 
-/// Which failure it is for an agent: what it named wrongly, what is refused, or what broke.
-pub fn told(error: anyhow::Error) -> WorkshopError {
-    let sentence = format!("{error:#}");
-    let is_taken = matches!(
-        error.downcast_ref::<ClientError>(),
-        Some(ClientError::Refused { code, .. }) if code == "exists" || code == "branch_exists"
+/// Classifies an error for an agent: invalid arguments, a refusal, or a failure.
+pub fn service_error(error: anyhow::Error) -> SandboxServiceError {
+    let message = format!("{error:#}");
+    let name_exists = matches!(
+        error.downcast_ref::<ControlClientError>(),
+        Some(ControlClientError::Refused { code, .. }) if code == "exists" || code == "branch_exists"
     );
     let transfer = match error.downcast_ref::<SandboxError>() {
         Some(SandboxError::Transfer(transfer)) => Some(transfer),
         _ => error.downcast_ref::<TransferError>(),
     };
     match transfer {
-        Some(transfer) if names_wrongly(transfer) => return WorkshopError::Invalid(sentence),
-        Some(TransferError::Refused { .. }) => return WorkshopError::Refused(sentence),
+        Some(transfer) if is_invalid_path(transfer) => {
+            return SandboxServiceError::Invalid(message);
+        }
+        Some(TransferError::Refused { .. }) => return SandboxServiceError::Refused(message),
         _ => {}
     }
     match exit_of(&error) {
-        Exit::Usage | Exit::NotFound => WorkshopError::Invalid(sentence),
-        Exit::Exists if is_taken => WorkshopError::Invalid(sentence),
-        Exit::Exists | Exit::Denied => WorkshopError::Refused(sentence),
-        Exit::Ok
-        | Exit::Failed
-        | Exit::GateUnreachable
-        | Exit::BackendUnavailable
-        | Exit::TimedOut
-        | Exit::Command(_) => WorkshopError::Failed(sentence),
+        CliExit::Usage | CliExit::NotFound => SandboxServiceError::Invalid(message),
+        CliExit::Exists if name_exists => SandboxServiceError::Invalid(message),
+        CliExit::Exists | CliExit::Denied => SandboxServiceError::Refused(message),
+        CliExit::Ok
+        | CliExit::Failed
+        | CliExit::GateUnreachable
+        | CliExit::BackendUnavailable
+        | CliExit::TimedOut
+        | CliExit::Command(_) => SandboxServiceError::Failed(message),
     }
 }

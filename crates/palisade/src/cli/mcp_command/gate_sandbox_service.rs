@@ -1,5 +1,5 @@
-//! What the server for agents asks for, done: sandboxes by the gate, tools by the workbench
-//! inside, the branch from the operator's repository.
+//! Implements the MCP server's sandbox operations: sandboxes through the gate, tools through
+//! the workbench in the sandbox, diffs from the operator's repository.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use async_trait::async_trait;
 use control::body::{CreateBody, Purpose};
-use control::client::{Client, ClientError};
+use control::client::{ControlClient, ControlClientError};
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
-use mcp::agents::workshop::{
-    Changes, Content, Deleted, Edited, FileChange, Found, Listed, Matches, Moved, Ports, Published,
-    Ran, Sandbox, Snapshot, Workshop, WorkshopError, Written,
+use mcp::agents::sandbox_service::{
+    AgentSandbox, Changes, CommandRun, CopiedFiles, DeletedSandbox, DirectoryListing, EditedFile,
+    FileChange, FileContent, FoundFiles, GrepMatches, HostPort, Ports, SandboxService,
+    SandboxServiceError, Snapshot, WrittenFile,
 };
 use policy::id::SandboxId;
 use sandbox::contract::{SandboxBackend as Backend, SandboxError, TransferBounds};
@@ -23,51 +24,52 @@ use sandbox::worker::SnapshotReport;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::failure::told;
-use super::remote_container::Elsewhere;
-use super::tools::Tools;
+use super::failure::service_error;
+use super::remote_container::RemoteSandbox;
+use super::tools::SandboxTools;
 use crate::cli::Global;
 use crate::cli::enter;
 use crate::cli::files::{fetch, send};
 use crate::cli::remote::NO_BRANCH;
-use crate::cli::sandbox_lookup::{self, Here, Place};
+use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
 use crate::cli::sandboxes::route;
-use crate::cli::summary::{left_behind, letter};
-use crate::exit::{Exit, Failure};
+use crate::cli::summary::{letter, skipped_lines};
+use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::paths::Paths;
 
-const NO_REPOSITORY: &str = "palisade mcp was started in no git repository; start it in one, or \
-                             name one with --directory";
+const NO_REPOSITORY: &str = "palisade mcp is not in a git repository; start it in one, or name \
+                             one with --directory";
 
-/// The most that an agent moves at once.
+/// Limits of one transfer.
 const BOUNDS: TransferBounds = TransferBounds {
     bytes: 1 << 30,
     entries: 100_000,
 };
 
-/// For how long a gate that answered is taken to be there.
-const FRESH: Duration = Duration::from_secs(2);
+/// For how long a gate that answered counts as running.
+const GATE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Workbenches that are remembered.
-const MOST_REMEMBERED: usize = 64;
+/// Maximum number of cached workbench clients.
+const MAX_REMEMBERED: usize = 64;
 
-/// The sandboxes of the repository we stand in.
+/// The sandboxes of the current repository.
 ///
-/// An id that a call is about has been found first, so it is one of this repository's.
+/// Every method that takes an id receives one that `find` returned, so it belongs to this
+/// repository.
 pub struct GateSandboxService {
     global: Global,
     paths: Paths,
     backend: Namespace,
     /// When the gate last answered.
-    heard: Mutex<Option<Instant>>,
-    /// The way to each workbench, once it was found well.
-    benches: Mutex<HashMap<SandboxId, Arc<Tools>>>,
+    last_answer: Mutex<Option<Instant>>,
+    /// Clients of workbenches.
+    clients: Mutex<HashMap<SandboxId, Arc<SandboxTools>>>,
 }
 
-/// What the gate tells of a sandbox's ports.
+/// The gate's response about a sandbox's ports.
 #[derive(Deserialize)]
-struct Told {
+struct PortList {
     open: Option<Vec<u16>>,
     reason: Option<String>,
     published: Vec<sandbox::manager::row::PublishedPort>,
@@ -80,81 +82,92 @@ impl GateSandboxService {
             global,
             paths,
             backend,
-            heard: Mutex::default(),
-            benches: Mutex::default(),
+            last_answer: Mutex::default(),
+            clients: Mutex::default(),
         }
     }
 
-    /// A gate that runs, started if need be.
-    async fn gate(&self) -> Result<Client> {
-        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if heard.is_some_and(|heard| heard.elapsed() < FRESH) {
-            return Ok(Client::new(&self.paths.control));
+    /// A client of the running gate, which is started if necessary.
+    async fn gate(&self) -> Result<ControlClient> {
+        let last_answer = *self
+            .last_answer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if last_answer.is_some_and(|at| at.elapsed() < GATE_CHECK_INTERVAL) {
+            return Ok(ControlClient::new(&self.paths.control));
         }
         let gate = background::client(&self.paths, self.global.verbose).await?;
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        *heard = Some(Instant::now());
+        let mut last_answer = self
+            .last_answer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *last_answer = Some(Instant::now());
         Ok(gate)
     }
 
-    async fn look_up(&self, name: &str) -> Result<Sandbox> {
+    async fn look_up(&self, name: &str) -> Result<AgentSandbox> {
         let gate = self.gate().await?;
-        Ok(shown(Self::place(&gate, name).await?))
+        Ok(shown(Self::find_sandbox(&gate, name).await?))
     }
 
-    fn here() -> Result<Here> {
-        Ok(Here::find().ok_or_else(|| Failure::new(Exit::Usage, NO_REPOSITORY))?)
+    fn current_repository() -> Result<CurrentRepository> {
+        Ok(
+            CurrentRepository::find()
+                .ok_or_else(|| CliError::new(CliExit::Usage, NO_REPOSITORY))?,
+        )
     }
 
-    /// The sandbox of that name or id. Those of other repositories are not there; the container
-    /// of `sandbox.remote` is, because the operator configured it.
-    async fn place(gate: &Client, name: &str) -> Result<Place> {
+    /// The sandbox with a name or id. Sandboxes of other repositories are not found; containers
+    /// of `sandbox.remote` are, because the operator configured them.
+    async fn find_sandbox(gate: &ControlClient, name: &str) -> Result<SandboxInfo> {
         let found = sandbox_lookup::find(gate, name).await;
         let found = match found {
-            Ok(found) if found.is_elsewhere() => return Ok(found),
+            Ok(found) if found.is_remote() => return Ok(found),
             found => found,
         };
-        let here = Self::here()?;
+        let here = Self::current_repository()?;
         let found = found?;
-        if found.is_of(&here) {
+        if found.belongs_to(&here) {
             return Ok(found);
         }
         let message = SandboxError::NotFound(name.to_owned()).to_string();
-        Err(Failure::new(Exit::NotFound, message).into())
+        Err(CliError::new(CliExit::NotFound, message).into())
     }
 
-    /// The tools of a sandbox, entered on record.
-    async fn tools(&self, at: &SandboxId) -> Result<Arc<Tools>, WorkshopError> {
-        let container = self.enter(at, Purpose::Exec).await.map_err(told)?;
+    /// The tools of a sandbox; opens a session, which the gate records.
+    async fn tools(&self, at: &SandboxId) -> Result<Arc<SandboxTools>, SandboxServiceError> {
+        let container = self.enter(at, Purpose::Exec).await.map_err(service_error)?;
         if let Some(container) = container {
-            return Ok(Arc::new(Tools::elsewhere(container).map_err(told)?));
+            return Ok(Arc::new(
+                SandboxTools::remote(container).map_err(service_error)?,
+            ));
         }
-        let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tools) = benches.get(at) {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tools) = clients.get(at) {
             return Ok(Arc::clone(tools));
         }
-        if benches.len() >= MOST_REMEMBERED {
-            benches.clear();
+        if clients.len() >= MAX_REMEMBERED {
+            clients.clear();
         }
-        let tools = Arc::new(Tools::new(self.backend.clone(), at.clone())?);
-        benches.insert(at.clone(), Arc::clone(&tools));
+        let tools = Arc::new(SandboxTools::new(self.backend.clone(), at.clone())?);
+        clients.insert(at.clone(), Arc::clone(&tools));
         Ok(tools)
     }
 
-    /// Enters a sandbox on record. A container of `sandbox.remote` is given back: it is entered
-    /// by its own workbench.
-    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<Option<Elsewhere>> {
+    /// Opens a session, which the gate records. Returns the container if the sandbox is one of
+    /// `sandbox.remote`, which has its own workbench.
+    async fn enter(&self, at: &SandboxId, purpose: Purpose) -> Result<Option<RemoteSandbox>> {
         let body = json!({ "purpose": purpose });
         let gate = self.gate().await?;
-        let session = gate.post(&under(at, "session"), &body).await?;
+        let session = gate.post(&subroute(at, "session"), &body).await?;
         match session.get("backend").and_then(Value::as_str) {
-            Some("remote") => Elsewhere::read(at, &self.global).await.map(Some),
+            Some("remote") => RemoteSandbox::read(at, &self.global).await.map(Some),
             _ => Ok(None),
         }
     }
 
-    async fn make(&self, name: &str, dirty: bool) -> Result<Sandbox> {
-        Self::here()?;
+    async fn make(&self, name: &str, dirty: bool) -> Result<AgentSandbox> {
+        Self::current_repository()?;
         let body = CreateBody {
             name: name.to_owned(),
             repository: Some(std::env::current_dir()?),
@@ -172,47 +185,46 @@ impl GateSandboxService {
         Ok(shown(serde_json::from_value(made?)?))
     }
 
-    async fn all(&self) -> Result<Vec<Sandbox>> {
-        let here = Self::here()?;
+    async fn all(&self) -> Result<Vec<AgentSandbox>> {
+        let here = Self::current_repository()?;
         let rows = self.gate().await?.get("/v1/sandboxes").await?;
-        let places: Vec<Place> = serde_json::from_value(rows)?;
-        let ours = places
+        let sandboxes: Vec<SandboxInfo> = serde_json::from_value(rows)?;
+        let ours = sandboxes
             .into_iter()
-            .filter(|place| place.is_of(&here) || place.is_elsewhere());
+            .filter(|sandbox| sandbox.belongs_to(&here) || sandbox.is_remote());
         Ok(ours.map(shown).collect())
     }
 
-    async fn told_ports(&self, at: &SandboxId) -> Result<Ports> {
-        let ports = self.gate().await?.get(&under(at, "ports")).await?;
-        let told: Told = serde_json::from_value(ports)?;
-        let published = told.published.iter().map(|one| Published {
+    async fn port_report(&self, at: &SandboxId) -> Result<Ports> {
+        let ports = self.gate().await?.get(&subroute(at, "ports")).await?;
+        let list: PortList = serde_json::from_value(ports)?;
+        let published = list.published.iter().map(|one| HostPort {
             host: one.host.to_string(),
             port: one.port,
         });
         Ok(Ports {
-            open: told.open,
-            reason: told.reason,
+            open: list.open,
+            reason: list.reason,
             published: published.collect(),
         })
     }
 
-    async fn order(&self, at: &SandboxId, what: &str) -> Result<()> {
+    async fn post_action(&self, at: &SandboxId, what: &str) -> Result<()> {
         let gate = self.gate().await?;
-        gate.post(&under(at, what), &json!({})).await?;
+        gate.post(&subroute(at, what), &json!({})).await?;
         Ok(())
     }
 
-    /// Deletes it. Without force it stands still while the gate finds out whether anything
-    /// would be lost, and is resumed in that case.
-    async fn remove(&self, at: &SandboxId, force: bool) -> Result<Deleted> {
+    /// Deletes a sandbox. Without force, the gate refuses if work would be lost.
+    async fn remove(&self, at: &SandboxId, force: bool) -> Result<DeletedSandbox> {
         let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
+        let sandbox = Self::find_sandbox(&gate, at.as_str()).await?;
         let force = if force { "?force=true" } else { "" };
-        let answer = gate.delete(&format!("{}{force}", route(&place))).await?;
-        let mut benches = self.benches.lock().unwrap_or_else(PoisonError::into_inner);
-        benches.remove(at);
+        let answer = gate.delete(&format!("{}{force}", route(&sandbox))).await?;
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.remove(at);
         let text = |name: &str| answer.get(name).and_then(Value::as_str).map(str::to_owned);
-        Ok(Deleted {
+        Ok(DeletedSandbox {
             tip: text("tip"),
             branch_kept: text("branch_kept"),
         })
@@ -221,22 +233,22 @@ impl GateSandboxService {
     async fn commit(&self, at: &SandboxId, message: &str) -> Result<Snapshot> {
         let body = json!({ "message": message });
         let gate = self.gate().await?;
-        let report = match gate.post(&under(at, "snapshot"), &body).await {
-            // An externally managed container has no branch to commit to.
-            Err(ClientError::Refused { code, .. }) if code == "managed_elsewhere" => {
+        let report = match gate.post(&subroute(at, "snapshot"), &body).await {
+            // A container that is managed externally has no branch to commit to.
+            Err(ControlClientError::Refused { code, .. }) if code == "managed_elsewhere" => {
                 return Ok(Snapshot::default());
             }
             report => report?,
         };
         let report: SnapshotReport = serde_json::from_value(report)?;
         Ok(Snapshot {
-            left_out: left_behind(&report),
+            left_out: skipped_lines(&report),
             commit: report.moved.then_some(report.tip),
         })
     }
 
-    /// Copies something of the worktree in. What it names there stays below it.
-    async fn bring(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved> {
+    /// Copies a path of the worktree into the sandbox. Paths outside the worktree are refused.
+    async fn upload_path(&self, at: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
         let root = worktree()?;
         let (from, to) = (from.to_owned(), PathBuf::from(to));
         let state = self.paths.state_dir.clone();
@@ -246,11 +258,13 @@ impl GateSandboxService {
                 within.pack(&from, &state, archive, &BOUNDS)
             })
         };
-        Ok(counted(self.inside(at, Purpose::Upload, work).await?))
+        Ok(moved_summary(
+            self.with_backend(at, Purpose::Upload, work).await?,
+        ))
     }
 
-    /// Copies something out, into the worktree.
-    async fn take(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved> {
+    /// Copies a path of the sandbox into the worktree.
+    async fn download_path(&self, at: &SandboxId, from: &str, to: &str) -> Result<CopiedFiles> {
         let root = worktree()?;
         let (from, to) = (PathBuf::from(from), to.to_owned());
         let work = move |backend: &(dyn Backend + Sync), id: &SandboxId| {
@@ -259,18 +273,20 @@ impl GateSandboxService {
                 within.unpack(archive, &to, &BOUNDS)
             })
         };
-        Ok(counted(self.inside(at, Purpose::Download, work).await?))
+        Ok(moved_summary(
+            self.with_backend(at, Purpose::Download, work).await?,
+        ))
     }
 
-    /// Enters a sandbox on record, and does something that blocks with it.
-    async fn inside<T: Send + 'static>(
+    /// Opens a session, which the gate records, and runs blocking work with the backend.
+    async fn with_backend<T: Send + 'static>(
         &self,
         at: &SandboxId,
         purpose: Purpose,
         work: impl FnOnce(&(dyn Backend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         if let Some(container) = self.enter(at, purpose).await? {
-            return container.apart(work).await;
+            return container.run_blocking(work).await;
         }
         let (backend, at) = (self.backend.clone(), at.clone());
         tokio::task::spawn_blocking(move || work(&backend, &at)).await?
@@ -278,39 +294,40 @@ impl GateSandboxService {
 
     async fn changes(&self, at: &SandboxId, most: usize) -> Result<Changes> {
         let gate = self.gate().await?;
-        let place = Self::place(&gate, at.as_str()).await?;
-        if place.is_elsewhere() {
-            return Err(Failure::new(Exit::Exists, NO_BRANCH).into());
+        let sandbox = Self::find_sandbox(&gate, at.as_str()).await?;
+        if sandbox.is_remote() {
+            return Err(CliError::new(CliExit::Exists, NO_BRANCH).into());
         }
         // Reading a repository blocks.
-        tokio::task::spawn_blocking(move || diff(&place, most)).await?
+        tokio::task::spawn_blocking(move || diff(&sandbox, most)).await?
     }
 }
 
-/// A route below that of a sandbox.
-fn under(at: &SandboxId, what: &str) -> String {
+/// A route below the route of a sandbox.
+fn subroute(at: &SandboxId, what: &str) -> String {
     format!("/v1/sandboxes/{at}/{what}")
 }
 
-/// The operator's files that may be named.
+/// The root of the operator's worktree.
 fn worktree() -> Result<PathBuf> {
-    let home = sandbox_lookup::here().ok_or_else(|| Failure::new(Exit::Usage, NO_REPOSITORY))?;
-    Ok(home.root().to_owned())
+    let repository = sandbox_lookup::current_repository()
+        .ok_or_else(|| CliError::new(CliExit::Usage, NO_REPOSITORY))?;
+    Ok(repository.root().to_owned())
 }
 
-fn counted(moved: sandbox::contract::TransferSummary) -> Moved {
-    Moved {
+fn moved_summary(moved: sandbox::contract::TransferSummary) -> CopiedFiles {
+    CopiedFiles {
         files: moved.files,
         bytes: moved.bytes,
         left_out: moved.left_out,
     }
 }
 
-fn diff(place: &Place, most: usize) -> Result<Changes> {
-    let home = place
-        .home()?
-        .ok_or_else(|| Failure::new(Exit::Usage, "it works on no repository"))?;
-    let changes = home.diff(&place.name, most)?;
+fn diff(sandbox: &SandboxInfo, max_patch: usize) -> Result<Changes> {
+    let repository = sandbox
+        .host_repository()?
+        .ok_or_else(|| CliError::new(CliExit::Usage, "the sandbox has no repository"))?;
+    let changes = repository.diff(&sandbox.name, max_patch)?;
     let files = changes.files.iter().map(|file| FileChange {
         path: String::from_utf8_lossy(&file.path).into_owned(),
         renamed_from: file
@@ -327,97 +344,145 @@ fn diff(place: &Place, most: usize) -> Result<Changes> {
         tip: changes.tip.to_string(),
         files: files.collect(),
         patch: String::from_utf8_lossy(&changes.patch).into_owned(),
-        cut: most > 0 && changes.cut,
+        cut: max_patch > 0 && changes.cut,
     })
 }
 
-fn shown(place: Place) -> Sandbox {
-    Sandbox {
-        id: place.id,
-        name: place.name.to_string(),
-        branch: place.branch_name,
-        status: place.status,
-        reason: place.reason,
-        created_at: place.created_at,
-        warnings: place.warnings,
+fn shown(sandbox: SandboxInfo) -> AgentSandbox {
+    AgentSandbox {
+        id: sandbox.id,
+        name: sandbox.name.to_string(),
+        branch: sandbox.branch_name,
+        status: sandbox.status,
+        reason: sandbox.reason,
+        created_at: sandbox.created_at,
+        warnings: sandbox.warnings,
     }
 }
 
 #[async_trait]
-impl Workshop for GateSandboxService {
-    async fn create(&self, name: &str, dirty: bool) -> Result<Sandbox, WorkshopError> {
-        self.make(name, dirty).await.map_err(told)
+impl SandboxService for GateSandboxService {
+    async fn create(&self, name: &str, dirty: bool) -> Result<AgentSandbox, SandboxServiceError> {
+        self.make(name, dirty).await.map_err(service_error)
     }
 
-    async fn list(&self) -> Result<Vec<Sandbox>, WorkshopError> {
-        self.all().await.map_err(told)
+    async fn list(&self) -> Result<Vec<AgentSandbox>, SandboxServiceError> {
+        self.all().await.map_err(service_error)
     }
 
-    async fn find(&self, name: &str) -> Result<Sandbox, WorkshopError> {
-        self.look_up(name).await.map_err(told)
+    async fn find(&self, name: &str) -> Result<AgentSandbox, SandboxServiceError> {
+        self.look_up(name).await.map_err(service_error)
     }
 
-    async fn ports(&self, at: &SandboxId) -> Result<Ports, WorkshopError> {
-        self.told_ports(at).await.map_err(told)
+    async fn ports(&self, at: &SandboxId) -> Result<Ports, SandboxServiceError> {
+        self.port_report(at).await.map_err(service_error)
     }
 
-    async fn pause(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, "pause").await.map_err(told)
+    async fn pause(&self, at: &SandboxId) -> Result<(), SandboxServiceError> {
+        self.post_action(at, "pause").await.map_err(service_error)
     }
 
-    async fn resume(&self, at: &SandboxId) -> Result<(), WorkshopError> {
-        self.order(at, "resume").await.map_err(told)
+    async fn resume(&self, at: &SandboxId) -> Result<(), SandboxServiceError> {
+        self.post_action(at, "resume").await.map_err(service_error)
     }
 
-    async fn delete(&self, at: &SandboxId, force: bool) -> Result<Deleted, WorkshopError> {
-        self.remove(at, force).await.map_err(told)
+    async fn delete(
+        &self,
+        at: &SandboxId,
+        force: bool,
+    ) -> Result<DeletedSandbox, SandboxServiceError> {
+        self.remove(at, force).await.map_err(service_error)
     }
 
-    async fn read(&self, at: &SandboxId, asked: &Read) -> Result<Content, WorkshopError> {
-        self.tools(at).await?.read(asked).await
+    async fn read(
+        &self,
+        at: &SandboxId,
+        arguments: &Read,
+    ) -> Result<FileContent, SandboxServiceError> {
+        self.tools(at).await?.read(arguments).await
     }
 
-    async fn write(&self, at: &SandboxId, asked: &Write) -> Result<Written, WorkshopError> {
-        self.tools(at).await?.write(asked).await
+    async fn write(
+        &self,
+        at: &SandboxId,
+        arguments: &Write,
+    ) -> Result<WrittenFile, SandboxServiceError> {
+        self.tools(at).await?.write(arguments).await
     }
 
-    async fn edit(&self, at: &SandboxId, asked: &Edit) -> Result<Edited, WorkshopError> {
-        self.tools(at).await?.edit(asked).await
+    async fn edit(
+        &self,
+        at: &SandboxId,
+        arguments: &Edit,
+    ) -> Result<EditedFile, SandboxServiceError> {
+        self.tools(at).await?.edit(arguments).await
     }
 
-    async fn patch(&self, at: &SandboxId, patch: &str) -> Result<Vec<String>, WorkshopError> {
+    async fn patch(&self, at: &SandboxId, patch: &str) -> Result<Vec<String>, SandboxServiceError> {
         self.tools(at).await?.patch(patch).await
     }
 
-    async fn bash(&self, at: &SandboxId, asked: &Bash) -> Result<Ran, WorkshopError> {
-        self.tools(at).await?.bash(asked).await
+    async fn bash(
+        &self,
+        at: &SandboxId,
+        arguments: &Bash,
+    ) -> Result<CommandRun, SandboxServiceError> {
+        self.tools(at).await?.bash(arguments).await
     }
 
-    async fn ls(&self, at: &SandboxId, asked: &Ls) -> Result<Listed, WorkshopError> {
-        self.tools(at).await?.ls(asked).await
+    async fn ls(
+        &self,
+        at: &SandboxId,
+        arguments: &Ls,
+    ) -> Result<DirectoryListing, SandboxServiceError> {
+        self.tools(at).await?.ls(arguments).await
     }
 
-    async fn glob(&self, at: &SandboxId, asked: &Glob) -> Result<Found, WorkshopError> {
-        self.tools(at).await?.glob(asked).await
+    async fn glob(
+        &self,
+        at: &SandboxId,
+        arguments: &Glob,
+    ) -> Result<FoundFiles, SandboxServiceError> {
+        self.tools(at).await?.glob(arguments).await
     }
 
-    async fn grep(&self, at: &SandboxId, asked: &Grep) -> Result<Matches, WorkshopError> {
-        self.tools(at).await?.grep(asked).await
+    async fn grep(
+        &self,
+        at: &SandboxId,
+        arguments: &Grep,
+    ) -> Result<GrepMatches, SandboxServiceError> {
+        self.tools(at).await?.grep(arguments).await
     }
 
-    async fn upload(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved, WorkshopError> {
-        self.bring(at, from, to).await.map_err(told)
+    async fn upload(
+        &self,
+        at: &SandboxId,
+        from: &str,
+        to: &str,
+    ) -> Result<CopiedFiles, SandboxServiceError> {
+        self.upload_path(at, from, to).await.map_err(service_error)
     }
 
-    async fn download(&self, at: &SandboxId, from: &str, to: &str) -> Result<Moved, WorkshopError> {
-        self.take(at, from, to).await.map_err(told)
+    async fn download(
+        &self,
+        at: &SandboxId,
+        from: &str,
+        to: &str,
+    ) -> Result<CopiedFiles, SandboxServiceError> {
+        self.download_path(at, from, to)
+            .await
+            .map_err(service_error)
     }
 
-    async fn snapshot(&self, at: &SandboxId, message: &str) -> Result<Snapshot, WorkshopError> {
-        self.commit(at, message).await.map_err(told)
+    async fn snapshot(
+        &self,
+        at: &SandboxId,
+        message: &str,
+    ) -> Result<Snapshot, SandboxServiceError> {
+        self.commit(at, message).await.map_err(service_error)
     }
 
-    async fn diff(&self, at: &SandboxId, most: usize) -> Result<Changes, WorkshopError> {
-        self.changes(at, most).await.map_err(told)
+    async fn diff(&self, at: &SandboxId, most: usize) -> Result<Changes, SandboxServiceError> {
+        self.changes(at, most).await.map_err(service_error)
     }
 }

@@ -1,7 +1,7 @@
-//! `palisade mcp install`: tells a client about this server, in the client's own file.
+//! `palisade mcp install`: adds this server to the configuration file of an MCP client.
 //!
-//! The file is the operator's: they see what would change before it does, everything else in
-//! it stays as it is written, comments too, and a file that cannot be read is left alone.
+//! The operator sees the change before it is written. Everything else in the file stays
+//! unchanged, including comments, and a file that cannot be parsed is not changed.
 
 mod clients;
 mod edit;
@@ -17,15 +17,15 @@ use serde_json::json;
 use similar::TextDiff;
 
 use crate::cli::{Global, confirm, sandbox_lookup};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 use crate::output;
 use crate::paths::find_program;
-use clients::{Client, Server};
+use clients::{McpClient, ServerEntry};
 
-/// No client's file is larger.
-const LARGEST: u64 = 16 << 20;
+/// Maximum size of a client's file.
+const MAX_FILE: u64 = 16 << 20;
 
-/// Lines around a change.
+/// Context lines of the diff.
 const CONTEXT: usize = 2;
 
 #[derive(Debug, Args)]
@@ -37,13 +37,13 @@ Examples:
   palisade mcp install zed --yes                 without asking, for a script
 
 You see the change first. Everything else in the file stays as it is, comments too; a file that
-cannot be read is left alone. Restart the client afterwards, and ask it to make a sandbox.
+cannot be parsed is not changed. Restart the client afterwards, and ask it to make a sandbox.
 
-To take it out again, remove 'palisade' from the file.")]
+To uninstall, remove 'palisade' from the file.")]
 pub struct InstallArgs {
     /// The client
     #[arg(value_enum)]
-    pub client: Client,
+    pub client: McpClient,
     /// Scope: your account, or everyone who works on the current repository
     #[arg(long, value_enum, default_value_t = Scope::User)]
     pub scope: Scope,
@@ -55,35 +55,35 @@ pub struct InstallArgs {
     pub print: bool,
 }
 
-/// For whom.
+/// Scope of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scope {
-    /// The operator, in every project.
+    /// For the operator, in every project.
     User,
-    /// Everybody, in this one.
+    /// For everyone who works on this repository.
     Project,
 }
 
-pub fn run(args: &InstallArgs, global: &Global) -> Result<Exit> {
+pub fn run(args: &InstallArgs, global: &Global) -> Result<CliExit> {
     install(args, global).context("mcp install failed")
 }
 
-fn install(args: &InstallArgs, global: &Global) -> Result<Exit> {
+fn install(args: &InstallArgs, global: &Global) -> Result<CliExit> {
     let file = file(args)?;
-    let server = Server::new(args.client, words(args.scope, global)?);
+    let server = ServerEntry::new(args.client, command_line(args.scope, global)?);
     let before = read(&file)?;
     let old = before.clone().unwrap_or_default();
     let new = args.client.edit(&old, &server).map_err(|why| {
         let message = format!("{}: {why}; nothing was changed", file.display());
-        Failure::new(Exit::Usage, message)
+        CliError::new(CliExit::Usage, message)
     })?;
     let changes = new != old;
     if args.print {
         output::print_line(&shown(&file, &old, &new))?;
-        return Ok(Exit::Ok);
+        return Ok(CliExit::Ok);
     }
     if changes {
-        output::say(&shown(&file, &old, &new));
+        output::print_message(&shown(&file, &old, &new));
         confirm(&format!("Write this to {}?", file.display()), args.yes)?;
         replace(&file, before.as_deref(), &new, args.scope)?;
     }
@@ -96,38 +96,46 @@ fn install(args: &InstallArgs, global: &Global) -> Result<Exit> {
         let file = output::safe(&file.display().to_string());
         output::print_line(&format!("Installed for {client} in {file}; restart it"))?;
     } else {
-        output::print_line(&format!("{client} knows it already; nothing to change"))?;
+        output::print_line(&format!(
+            "already installed for {client}; nothing to change"
+        ))?;
     }
-    Ok(Exit::Ok)
+    Ok(CliExit::Ok)
 }
 
-/// The client's file. One of the repository's is no link: what it points to may be anything.
+/// The path of the client's file. A file in the repository must not be a symbolic link, whose
+/// target the repository could choose.
 fn file(args: &InstallArgs) -> Result<PathBuf> {
     let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
     if args.scope == Scope::User {
         let file = args.client.user_file(env).ok_or_else(|| {
-            Failure::new(Exit::Usage, "HOME is not set, so there is no place for it")
+            CliError::new(
+                CliExit::Usage,
+                "HOME is not set; set it, or use --scope project",
+            )
         })?;
-        // People keep such files elsewhere and link to them.
+        // Operators may keep such files elsewhere and link to them.
         return Ok(std::fs::canonicalize(&file).unwrap_or(file));
     }
-    let home = sandbox_lookup::here().ok_or_else(|| {
-        let message = "--scope project is for a git repository, and you do not stand in one";
-        Failure::new(Exit::Usage, message)
+    let repository = sandbox_lookup::current_repository().ok_or_else(|| {
+        let message =
+            "--scope project needs a git repository, and the current directory is not in one";
+        CliError::new(CliExit::Usage, message)
     })?;
-    let mut file = home.root().to_owned();
+    let mut file = repository.root().to_owned();
     for name in args.client.project_file() {
         file.push(name);
         if file.symlink_metadata().is_ok_and(|data| data.is_symlink()) {
-            let message = format!("{} is a link; nothing was changed", file.display());
-            return Err(Failure::new(Exit::Usage, message).into());
+            let message = format!("{} is a symbolic link; nothing was changed", file.display());
+            return Err(CliError::new(CliExit::Usage, message).into());
         }
     }
     Ok(file)
 }
 
-/// What the client starts. Others have their own paths, so theirs is the plain name.
-fn words(scope: Scope, global: &Global) -> Result<Vec<String>> {
+/// The command that the client starts. In project scope it is the plain program name, since
+/// other machines have other paths.
+fn command_line(scope: Scope, global: &Global) -> Result<Vec<String>> {
     let mut words = vec![match scope {
         Scope::User => text(program()?.into_os_string())?,
         Scope::Project => "palisade".to_owned(),
@@ -148,7 +156,8 @@ fn words(scope: Scope, global: &Global) -> Result<Vec<String>> {
     Ok(words)
 }
 
-/// This program: by its name where PATH finds it, so that an update is found as well.
+/// This program: by its name if PATH finds it, so that an update is used, too; else by its
+/// path.
 fn program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let first = find_program(OsStr::new("palisade"));
@@ -162,47 +171,47 @@ fn program() -> Result<PathBuf> {
 
 fn text(word: OsString) -> Result<String> {
     let not_text = |word: OsString| {
-        let message = format!("{} is no text that fits in a file", word.display());
-        Failure::new(Exit::Usage, message)
+        let message = format!("{} is not valid UTF-8", word.display());
+        CliError::new(CliExit::Usage, message)
     };
     Ok(word.into_string().map_err(not_text)?)
 }
 
-/// What is in the file; nothing if there is none.
+/// The content of the file; none if it does not exist.
 fn read(file: &Path) -> Result<Option<String>> {
     let refuse = |why: String| {
         let message = format!("{}: {why}; nothing was changed", file.display());
-        Failure::new(Exit::Usage, message)
+        CliError::new(CliExit::Usage, message)
     };
-    // Looked at before it is opened: a FIFO would wait.
+    // Checked before opening: opening a FIFO would block.
     match std::fs::metadata(file) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(refuse(error.to_string()).into()),
-        Ok(data) if !data.is_file() => return Err(refuse("it is no file".to_owned()).into()),
-        Ok(data) if data.len() > LARGEST => return Err(refuse("it is too large".into()).into()),
+        Ok(data) if !data.is_file() => return Err(refuse("not a regular file".to_owned()).into()),
+        Ok(data) if data.len() > MAX_FILE => return Err(refuse("file too large".into()).into()),
         Ok(_) => {}
     }
     let mut text = String::new();
     let opened = std::fs::File::open(file).map_err(|error| refuse(error.to_string()))?;
     opened
-        .take(LARGEST)
+        .take(MAX_FILE)
         .read_to_string(&mut text)
         .map_err(|error| refuse(error.to_string()))?;
     Ok(Some(text))
 }
 
-/// Puts the new file in the old one's place, all or nothing.
+/// Replaces the file atomically.
 fn replace(file: &Path, before: Option<&str>, new: &str, scope: Scope) -> Result<()> {
     let directory = file.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(directory)
-        .with_context(|| format!("cannot make {}", directory.display()))?;
+        .with_context(|| format!("cannot create {}", directory.display()))?;
     let mut fresh = tempfile::Builder::new()
         .prefix(".palisade-")
         .tempfile_in(directory)
         .with_context(|| format!("cannot write in {}", directory.display()))?;
     let mode = match (std::fs::metadata(file), scope) {
         (Ok(data), _) => data.permissions().mode() & 0o777,
-        // Clients keep keys in theirs.
+        // Such files may contain keys.
         (Err(_), Scope::User) => 0o600,
         (Err(_), Scope::Project) => 0o644,
     };
@@ -211,13 +220,13 @@ fn replace(file: &Path, before: Option<&str>, new: &str, scope: Scope) -> Result
         .as_file()
         .set_permissions(std::fs::Permissions::from_mode(mode))?;
     fresh.as_file().sync_all()?;
-    // A client that runs may write its file at any time.
+    // A running client may write its file at any time.
     if read(file)?.as_deref() != before {
         let message = format!(
             "{} was changed by another program meanwhile; try again",
             file.display()
         );
-        return Err(Failure::new(Exit::Failed, message).into());
+        return Err(CliError::new(CliExit::Failed, message).into());
     }
     fresh
         .persist(file)

@@ -1,4 +1,4 @@
-//! A container of `sandbox.remote`, for agents: its tools work, and its lifecycle is managed
+//! A container of `sandbox.remote` for agents: its tools work, but its lifecycle is managed
 //! externally. It has no branch, so nothing is committed.
 
 use anyhow::Result;
@@ -10,24 +10,24 @@ use workbench::client::WorkbenchClient;
 
 use crate::cli::{Global, remote as command};
 
-/// A connect-only container.
+/// A remote container.
 #[derive(Clone, Debug)]
-pub struct Elsewhere(RemoteContainer);
+pub struct RemoteSandbox(RemoteContainer);
 
-impl Elsewhere {
-    /// The container of that name, as the operator's file has it.
+impl RemoteSandbox {
+    /// Reads the container's settings from the operator's configuration.
     pub async fn read(id: &SandboxId, global: &Global) -> Result<Self> {
         let (id, global) = (id.clone(), global.clone());
         let read = move || command::settings(&id, &global);
         Ok(Self(tokio::task::spawn_blocking(read).await??))
     }
 
-    /// The client of its workbench.
+    /// A client of the container's workbench.
     pub fn client(&self) -> Result<WorkbenchClient> {
         Ok(WorkbenchClient::of(&self.0)?)
     }
 
-    /// Does something with it as with any sandbox, where that may block.
+    /// Runs blocking work with the container's backend.
     pub fn with<T>(
         &self,
         work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T>,
@@ -37,8 +37,8 @@ impl Elsewhere {
         work(&backend, &id)
     }
 
-    /// The same from a thread that may not.
-    pub async fn apart<T: Send + 'static>(
+    /// Runs blocking work with the container's backend on a blocking thread.
+    pub async fn run_blocking<T: Send + 'static>(
         self,
         work: impl FnOnce(&(dyn SandboxBackend + Sync), &SandboxId) -> Result<T> + Send + 'static,
     ) -> Result<T> {

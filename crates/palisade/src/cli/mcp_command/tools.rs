@@ -1,13 +1,14 @@
-//! The tools of one sandbox: the workbench inside, and git for patches.
+//! The tools of one sandbox: its workbench, and git for patches.
 //!
-//! What comes back is the word of whatever runs in there. It is passed on to the agent, which
-//! is who could have changed it, and believed in nothing.
+//! Results come from processes in the sandbox and are untrusted. They are only passed on to the
+//! agent.
 
 use std::time::Duration;
 
 use mcp::agents::parameters::{Bash, Edit, Glob, Grep, Ls, Read, Write};
-use mcp::agents::workshop::{
-    Content, Cut, Edited, Found, Listed, Matches, Ran, WorkshopError, Written,
+use mcp::agents::sandbox_service::{
+    CommandRun, DirectoryListing, EditedFile, FileContent, FoundFiles, GrepMatches,
+    SandboxServiceError, TruncationInfo, WrittenFile,
 };
 use policy::id::SandboxId;
 use sandbox::contract::{ExecutionResult, SandboxBackend, SandboxCommand, SandboxError};
@@ -19,10 +20,10 @@ use workbench::request::{
 };
 use workbench::truncation::Truncation;
 
-use super::remote_container::Elsewhere;
+use super::remote_container::RemoteSandbox;
 
-/// How long a patch may take.
-const PATCHING: Duration = Duration::from_secs(60);
+/// Timeout of `git apply`.
+const PATCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 const APPLY: &[&str] = &[
     "git",
@@ -33,12 +34,13 @@ const APPLY: &[&str] = &[
     "--apply",
 ];
 
-/// Counts of lines that a model wrote are often wrong and say nothing new. Not at first: a file
-/// that follows without a line of git's own would be counted in.
+/// Line counts that a model wrote are often wrong, so a patch that fails is retried with
+/// recounting. Not at first: a following file without git's own header line would be counted
+/// in.
 const RECOUNT: &str = "--recount";
 
-/// How the workbench begins to say that what was asked for cannot be or is not there.
-const ABOUT_THE_REQUEST: &[&str] = &[
+/// Beginnings of workbench errors that mean invalid arguments or a missing path.
+const INVALID_REQUEST_PREFIXES: &[&str] = &[
     "Missing or invalid ",
     "Invalid ",
     "No such file or directory: ",
@@ -49,87 +51,97 @@ const ABOUT_THE_REQUEST: &[&str] = &[
 ];
 
 /// The tools of one sandbox.
-pub struct Tools {
-    place: Place,
+pub struct SandboxTools {
+    patch_target: PatchTarget,
     client: WorkbenchClient,
 }
 
-/// Where git is run.
+/// Where `git apply` runs.
 #[derive(Clone)]
-enum Place {
-    Inside(Namespace, SandboxId),
-    Elsewhere(Elsewhere),
+enum PatchTarget {
+    Namespace(Namespace, SandboxId),
+    Remote(RemoteSandbox),
 }
 
-impl Tools {
-    pub fn new(backend: Namespace, at: SandboxId) -> Result<Self, WorkshopError> {
-        let client = control::workbench::client(&backend, &at).map_err(told)?;
-        let place = Place::Inside(backend, at);
-        Ok(Self { place, client })
+impl SandboxTools {
+    pub fn new(backend: Namespace, at: SandboxId) -> Result<Self, SandboxServiceError> {
+        let client = control::workbench::client(&backend, &at).map_err(service_error)?;
+        let patch_target = PatchTarget::Namespace(backend, at);
+        Ok(Self {
+            patch_target,
+            client,
+        })
     }
 
-    /// The tools of a connect-only container.
-    pub fn elsewhere(container: Elsewhere) -> anyhow::Result<Self> {
+    /// The tools of a remote container.
+    pub fn remote(container: RemoteSandbox) -> anyhow::Result<Self> {
         let client = container.client()?;
-        let place = Place::Elsewhere(container);
-        Ok(Self { place, client })
+        let patch_target = PatchTarget::Remote(container);
+        Ok(Self {
+            patch_target,
+            client,
+        })
     }
 
-    pub async fn read(&self, asked: &Read) -> Result<Content, WorkshopError> {
+    pub async fn read(&self, arguments: &Read) -> Result<FileContent, SandboxServiceError> {
         let request = ReadFileRequest {
-            path: asked.path.clone(),
-            offset: asked.offset,
-            limit: asked.limit,
+            path: arguments.path.clone(),
+            offset: arguments.offset,
+            limit: arguments.limit,
         };
-        let read = self.client.read_file(&request).await.map_err(told)?;
+        let read = self
+            .client
+            .read_file(&request)
+            .await
+            .map_err(service_error)?;
         Ok(match read {
             ReadResult::Text {
                 content,
                 total_lines,
                 has_more,
                 truncation,
-            } => Content::Text {
+            } => FileContent::Text {
                 content,
                 total_lines,
                 has_more,
                 cut: truncation.map(cut),
             },
-            ReadResult::Image { data, mime_type } => Content::Image { data, mime_type },
+            ReadResult::Image { data, mime_type } => FileContent::Image { data, mime_type },
         })
     }
 
-    pub async fn write(&self, asked: &Write) -> Result<Written, WorkshopError> {
+    pub async fn write(&self, arguments: &Write) -> Result<WrittenFile, SandboxServiceError> {
         let request = WriteRequest {
-            path: asked.path.clone(),
-            content: asked.content.clone(),
+            path: arguments.path.clone(),
+            content: arguments.content.clone(),
         };
-        let written = self.client.write(&request).await.map_err(told)?;
-        Ok(Written {
+        let written = self.client.write(&request).await.map_err(service_error)?;
+        Ok(WrittenFile {
             path: written.path,
             bytes: written.bytes,
         })
     }
 
-    pub async fn edit(&self, asked: &Edit) -> Result<Edited, WorkshopError> {
+    pub async fn edit(&self, arguments: &Edit) -> Result<EditedFile, SandboxServiceError> {
         let request = EditRequest {
-            path: asked.path.clone(),
-            old_text: asked.old_text.clone(),
-            new_text: asked.new_text.clone(),
+            path: arguments.path.clone(),
+            old_text: arguments.old_text.clone(),
+            new_text: arguments.new_text.clone(),
         };
-        let edited = self.client.edit(&request).await.map_err(told)?;
-        Ok(Edited {
+        let edited = self.client.edit(&request).await.map_err(service_error)?;
+        Ok(EditedFile {
             path: edited.path,
             diff: edited.diff,
         })
     }
 
-    pub async fn bash(&self, asked: &Bash) -> Result<Ran, WorkshopError> {
+    pub async fn bash(&self, arguments: &Bash) -> Result<CommandRun, SandboxServiceError> {
         let request = BashRequest {
-            command: asked.command.clone(),
-            timeout_seconds: asked.timeout_seconds,
+            command: arguments.command.clone(),
+            timeout_seconds: arguments.timeout_seconds,
         };
-        let ran = self.client.run(&request).await.map_err(told)?;
-        Ok(Ran {
+        let ran = self.client.run(&request).await.map_err(service_error)?;
+        Ok(CommandRun {
             output: ran.output,
             stdout: ran.stdout,
             stderr: ran.stderr,
@@ -139,50 +151,50 @@ impl Tools {
         })
     }
 
-    pub async fn ls(&self, asked: &Ls) -> Result<Listed, WorkshopError> {
+    pub async fn ls(&self, arguments: &Ls) -> Result<DirectoryListing, SandboxServiceError> {
         let request = LsRequest {
-            path: asked.path.clone(),
-            limit: asked.limit,
+            path: arguments.path.clone(),
+            limit: arguments.limit,
         };
-        let listed = self.client.ls(&request).await.map_err(told)?;
-        Ok(Listed {
+        let listed = self.client.ls(&request).await.map_err(service_error)?;
+        Ok(DirectoryListing {
             output: listed.output,
             cut: listed.truncation.map(cut),
         })
     }
 
-    pub async fn glob(&self, asked: &Glob) -> Result<Found, WorkshopError> {
+    pub async fn glob(&self, arguments: &Glob) -> Result<FoundFiles, SandboxServiceError> {
         let request = FindRequest {
-            pattern: asked.pattern.clone(),
-            path: asked.path.clone(),
-            limit: asked.limit,
+            pattern: arguments.pattern.clone(),
+            path: arguments.path.clone(),
+            limit: arguments.limit,
         };
-        let found = self.client.find(&request).await.map_err(told)?;
-        Ok(Found {
+        let found = self.client.find(&request).await.map_err(service_error)?;
+        Ok(FoundFiles {
             files: found.files,
             truncated: found.truncated,
         })
     }
 
-    pub async fn grep(&self, asked: &Grep) -> Result<Matches, WorkshopError> {
+    pub async fn grep(&self, arguments: &Grep) -> Result<GrepMatches, SandboxServiceError> {
         let request = GrepRequest {
-            pattern: asked.pattern.clone(),
-            path: asked.path.clone(),
-            glob: asked.glob.clone(),
-            ignore_case: asked.ignore_case,
-            literal: asked.literal,
-            context: asked.context,
-            limit: asked.limit,
+            pattern: arguments.pattern.clone(),
+            path: arguments.path.clone(),
+            glob: arguments.glob.clone(),
+            ignore_case: arguments.ignore_case,
+            literal: arguments.literal,
+            context: arguments.context,
+            limit: arguments.limit,
         };
-        let found = self.client.grep(&request).await.map_err(told)?;
-        Ok(Matches {
+        let found = self.client.grep(&request).await.map_err(service_error)?;
+        Ok(GrepMatches {
             content: found.content,
             truncated: found.details.is_some(),
         })
     }
 
-    /// Applies a patch with the git inside; the files it changed.
-    pub async fn patch(&self, patch: &str) -> Result<Vec<String>, WorkshopError> {
+    /// Applies a patch with git in the sandbox; returns the changed files.
+    pub async fn patch(&self, patch: &str) -> Result<Vec<String>, SandboxServiceError> {
         let mut stdin = patch.as_bytes().to_vec();
         if !stdin.ends_with(b"\n") {
             stdin.push(b'\n');
@@ -196,7 +208,7 @@ impl Tools {
             return Ok(files(&again.stdout));
         }
         let why = String::from_utf8_lossy(&done.stderr);
-        Err(WorkshopError::Refused(format!(
+        Err(SandboxServiceError::Refused(format!(
             "The patch was not applied.\n{}",
             why.trim()
         )))
@@ -206,31 +218,31 @@ impl Tools {
         &self,
         stdin: Vec<u8>,
         more: Option<&str>,
-    ) -> Result<ExecutionResult, WorkshopError> {
+    ) -> Result<ExecutionResult, SandboxServiceError> {
         let command = SandboxCommand {
             stdin,
-            timeout: Some(PATCHING),
+            timeout: Some(PATCH_TIMEOUT),
             ..SandboxCommand::new(APPLY.iter().copied().chain(more))
         };
-        let place = self.place.clone();
-        let done = tokio::task::spawn_blocking(move || match place {
-            Place::Inside(backend, at) => Ok(backend.exec(&at, &command)?),
-            Place::Elsewhere(container) => {
+        let target = self.patch_target.clone();
+        let done = tokio::task::spawn_blocking(move || match target {
+            PatchTarget::Namespace(backend, at) => Ok(backend.exec(&at, &command)?),
+            PatchTarget::Remote(container) => {
                 container.with(|backend, id| Ok(backend.exec(id, &command)?))
             }
         });
-        let broken = |why: String| WorkshopError::Failed(why);
-        let done = done.await.map_err(|error| broken(error.to_string()))?;
+        let failed = |why: String| SandboxServiceError::Failed(why);
+        let done = done.await.map_err(|error| failed(error.to_string()))?;
         done.map_err(|error| match error.downcast_ref::<SandboxError>() {
             Some(SandboxError::Start { .. }) => {
-                broken(format!("{error}; a patch needs git inside"))
+                failed(format!("{error}; a patch needs git in the sandbox"))
             }
-            _ => broken(error.to_string()),
+            _ => failed(error.to_string()),
         })
     }
 }
 
-/// The paths of git's list: added, removed, path, NUL.
+/// The paths in the output of `git apply --numstat -z`: added, removed, path, NUL.
 fn files(listed: &[u8]) -> Vec<String> {
     let path = |entry: &[u8]| {
         let path = entry.splitn(3, |byte| *byte == b'\t').nth(2)?;
@@ -239,8 +251,8 @@ fn files(listed: &[u8]) -> Vec<String> {
     listed.split(|byte| *byte == 0).filter_map(path).collect()
 }
 
-fn cut(truncation: Truncation) -> Cut {
-    Cut {
+fn cut(truncation: Truncation) -> TruncationInfo {
+    TruncationInfo {
         total_lines: truncation.total_lines,
         total_bytes: truncation.total_bytes,
         output_lines: truncation.output_lines,
@@ -248,24 +260,29 @@ fn cut(truncation: Truncation) -> Cut {
     }
 }
 
-fn told(error: WorkbenchClientError) -> WorkshopError {
+fn service_error(error: WorkbenchClientError) -> SandboxServiceError {
     match error {
         WorkbenchClientError::Refused(why) => {
-            if ABOUT_THE_REQUEST.iter().any(|words| why.starts_with(words)) {
-                WorkshopError::Invalid(why)
+            if INVALID_REQUEST_PREFIXES
+                .iter()
+                .any(|words| why.starts_with(words))
+            {
+                SandboxServiceError::Invalid(why)
             } else {
-                WorkshopError::Refused(why)
+                SandboxServiceError::Refused(why)
             }
         }
-        // A sandbox that stands still, or was stopped.
-        WorkbenchClientError::Closed { reason, .. } => WorkshopError::Refused(reason),
+        // The sandbox is paused or stopped.
+        WorkbenchClientError::Closed { reason, .. } => SandboxServiceError::Refused(reason),
         error @ (WorkbenchClientError::TimedOut(_)
         | WorkbenchClientError::Inaccessible { .. }
         | WorkbenchClientError::Unauthorized(_)
         | WorkbenchClientError::NoToken
         | WorkbenchClientError::InvalidAddress(_)
         | WorkbenchClientError::ConnectionLost { .. }
-        | WorkbenchClientError::InvalidResponse { .. }) => WorkshopError::Failed(error.to_string()),
+        | WorkbenchClientError::InvalidResponse { .. }) => {
+            SandboxServiceError::Failed(error.to_string())
+        }
     }
 }
 
@@ -276,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_is_not_there_is_another_failure_than_a_text_that_is_not() {
+    fn missing_path_is_invalid_and_missing_text_is_refused() {
         let path = || "a".to_owned();
         let what = "pattern";
         let why = path();
@@ -294,14 +311,14 @@ mod tests {
             (ToolError::Changed(path()), false),
             (ToolError::Busy(path()), false),
         ] {
-            let told = told(WorkbenchClientError::Refused(error.to_string()));
-            let found = matches!(told, WorkshopError::Invalid(_));
+            let mapped = service_error(WorkbenchClientError::Refused(error.to_string()));
+            let found = matches!(mapped, SandboxServiceError::Invalid(_));
             assert_eq!(found, is_invalid, "{error}");
         }
     }
 
     #[test]
-    fn the_files_of_a_patch_are_read_as_git_lists_them() {
+    fn patched_files_are_parsed_from_numstat_output() {
         let listed = b"1\t0\ta b.txt\0-\t-\tlogo.png\0\x30\t2\twith\ttab\0";
         assert_eq!(files(listed), ["a b.txt", "logo.png", "with\ttab"]);
         assert!(files(b"").is_empty());

@@ -1,4 +1,4 @@
-//! One bundle and one input.
+//! Evaluates one bundle for one input.
 
 use std::io::Read;
 
@@ -6,30 +6,30 @@ use anyhow::{Context, Result};
 use config::bundle::{self, BundleContents};
 use policy::redaction::{Pattern, Redaction};
 use policy::rego::trial;
-use policy::rego::{Bundle, Decision, Said};
+use policy::rego::{Bundle, Decision, DecisionDetails};
 use serde_json::{Map, Value, json};
 
-use super::{CaseArgs, bad, budget, name_of, settings, wrong};
+use super::{CaseArgs, budget, bundle_error, compile_error, name_of, settings};
 use crate::cli::Global;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, CliExit};
 
-/// The most bytes of an input.
-const MOST_INPUT: u64 = 64 * 1024 * 1024;
+/// Maximum size of an input, in bytes.
+const MAX_INPUT: u64 = 64 * 1024 * 1024;
 
-pub(super) struct Case {
+pub(super) struct PolicyCase {
     pub(super) contents: BundleContents,
     pub(super) bundle: Bundle,
     pub(super) input: Value,
 }
 
-/// A decision, for people and programs.
-pub(super) struct Decided {
+/// A decision: as JSON, as a word and as an exit code.
+pub(super) struct CaseDecision {
     pub(super) shown: Map<String, Value>,
     pub(super) word: &'static str,
-    pub(super) exit: Exit,
+    pub(super) exit: CliExit,
 }
 
-impl Case {
+impl PolicyCase {
     pub(super) fn read(args: &CaseArgs, global: &Global) -> Result<Self> {
         let (id, path, own) = match (&args.path, &args.bundle) {
             (Some(path), _) => (name_of(path), path.clone(), None),
@@ -37,71 +37,75 @@ impl Case {
                 let settings = settings(global)?;
                 let mut bundles = settings.policies.bundles.iter();
                 let Some(named) = bundles.find(|bundle| bundle.id == *id) else {
-                    let message = format!("palisade.yaml has no policy bundle called {id}");
-                    return Err(Failure::new(Exit::NotFound, message).into());
+                    let message =
+                        format!("no policy bundle '{id}' in palisade.yaml; see policies.bundles");
+                    return Err(CliError::new(CliExit::NotFound, message).into());
                 };
                 let own = Some(named.entrypoint.clone());
                 (named.id.clone(), named.path.clone(), own)
             }
             (None, None) => {
-                let message = "say which bundle: a directory, or --bundle ID";
-                return Err(Failure::new(Exit::Usage, message).into());
+                let message = "missing bundle: name a directory, or use --bundle ID";
+                return Err(CliError::new(CliExit::Usage, message).into());
             }
         };
-        let contents = bundle::open(&id, &path).map_err(bad)?;
+        let contents = bundle::open(&id, &path).map_err(bundle_error)?;
         let entrypoint = match args.entrypoint.clone().or(own) {
             Some(entrypoint) => entrypoint,
             None => only_entrypoint(&contents)?,
         };
         let bundle = Bundle::compile(&id, &entrypoint, &contents.modules, &contents.data);
         Ok(Self {
-            bundle: bundle.map_err(wrong)?,
+            bundle: bundle.map_err(compile_error)?,
             input: read_input(args)?,
             contents,
         })
     }
 
-    pub(super) fn decide(&self) -> Decided {
+    pub(super) fn decide(&self) -> CaseDecision {
         let mut shown = Map::new();
         let mut show = |key: &str, value: Value| {
             shown.insert(key.to_owned(), value);
         };
-        // Known last, and read first.
+        // Set at the end; inserted here to be the first key.
         show("decision", Value::Null);
         show("bundle", json!(self.bundle.id()));
         show("entrypoint", json!(self.bundle.rule()));
-        let mut hear = |said: Said| {
+        let mut show_reason = |said: DecisionDetails| {
             show("reason", json!(said.message));
             show("rule", json!(said.rule));
         };
         let (word, exit) = match self.bundle.decide(&self.input, budget()) {
             Decision::Allow(said) => {
-                hear(said);
-                ("allow", Exit::Ok)
+                show_reason(said);
+                ("allow", CliExit::Ok)
             }
             Decision::Deny(said) => {
-                hear(said);
-                ("block", Exit::Denied)
+                show_reason(said);
+                ("block", CliExit::Denied)
             }
             Decision::Ask(said) => {
-                hear(said);
-                ("ask", Exit::Denied)
+                show_reason(said);
+                ("ask", CliExit::Denied)
             }
-            Decision::Undefined => ("undefined", Exit::Denied),
+            Decision::Undefined => ("undefined", CliExit::Denied),
             Decision::Failed(failure) => {
                 show("problem", json!(failure.to_string()));
-                ("failed", Exit::Denied)
+                ("failed", CliExit::Denied)
             }
-            Decision::Modify { outputs, said } => {
-                hear(said);
+            Decision::Modify {
+                outputs,
+                details: said,
+            } => {
+                show_reason(said);
                 let exit = match self.redact(&outputs) {
                     Ok(redacted) => {
                         show("redacted", redacted);
-                        Exit::Ok
+                        CliExit::Ok
                     }
                     Err(problem) => {
                         show("problem", json!(problem));
-                        Exit::Denied
+                        CliExit::Denied
                     }
                 };
                 show("outputs", outputs);
@@ -109,10 +113,10 @@ impl Case {
             }
         };
         show("decision", json!(word));
-        Decided { shown, word, exit }
+        CaseDecision { shown, word, exit }
     }
 
-    /// What becomes of params, or of the result after a call.
+    /// The redacted params, or the redacted result after a call.
     fn redact(&self, outputs: &Value) -> Result<Value, String> {
         let redaction = Redaction::read(outputs, Pattern::compile);
         let redaction = redaction.map_err(|error| error.to_string())?;
@@ -128,19 +132,19 @@ impl Case {
 }
 
 fn only_entrypoint(contents: &BundleContents) -> Result<String> {
-    let mut found = trial::entrypoints(&contents.modules).map_err(wrong)?;
+    let mut found = trial::entrypoints(&contents.modules).map_err(compile_error)?;
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
         (None, _) => {
             let message = "no package has a rule called decision, action or allow";
-            Err(Failure::new(Exit::Usage, message).into())
+            Err(CliError::new(CliExit::Usage, message).into())
         }
         (Some(last), false) => {
             let message = format!(
-                "there is more than one package that decides; say --entrypoint {}, or {last}",
+                "several packages have a decision; choose one with --entrypoint: {}, {last}",
                 found.join(", ")
             );
-            Err(Failure::new(Exit::Usage, message).into())
+            Err(CliError::new(CliExit::Usage, message).into())
         }
     }
 }
@@ -150,14 +154,14 @@ fn read_input(args: &CaseArgs) -> Result<Value> {
     let mut text = Vec::new();
     if args.input.as_os_str() == "-" {
         let stdin = std::io::stdin().lock();
-        stdin.take(MOST_INPUT).read_to_end(&mut text)?;
+        stdin.take(MAX_INPUT).read_to_end(&mut text)?;
     } else {
         let file = std::fs::File::open(&args.input);
         let file = file.with_context(|| format!("cannot open {shown}"))?;
-        file.take(MOST_INPUT).read_to_end(&mut text)?;
+        file.take(MAX_INPUT).read_to_end(&mut text)?;
     }
     serde_json::from_slice(&text).map_err(|error| {
-        let message = format!("{shown} is no JSON: {error}");
-        Failure::new(Exit::Usage, message).into()
+        let message = format!("{shown} is not valid JSON: {error}");
+        CliError::new(CliExit::Usage, message).into()
     })
 }

@@ -10,34 +10,34 @@ use super::*;
 use crate::gate::ports::{SocketOwnerLookup, StoreAuditSink};
 use crate::gate::{load_policy, open_manager, open_store, open_tools, open_traffic, tools};
 use crate::paths::Paths;
-use crate::telemetry::Sink;
+use crate::telemetry::LogSink;
 
 #[test]
-fn a_file_counts_as_being_written_from_its_first_change_to_its_close() {
+fn file_is_open_from_its_first_write_to_its_close() {
     let path = PathBuf::from("/c/palisade.yaml");
     let mut writing = FileWrites::default();
     writing.ours.insert(path.clone());
-    let mut hear = |kind: EventKind, path: &str| {
-        writing.heard(&notify::Event::new(kind).add_path(path.into()));
+    let mut record = |kind: EventKind, path: &str| {
+        writing.record(&notify::Event::new(kind).add_path(path.into()));
         writing.open.len()
     };
     let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
     let close = EventKind::Access(AccessKind::Close(AccessMode::Write));
-    assert_eq!(hear(data, "/c/other.log"), 0, "not ours");
-    assert_eq!(hear(data, "/c/palisade.yaml"), 1);
-    assert_eq!(hear(data, "/c/palisade.yaml"), 1);
-    assert_eq!(hear(close, "/c/palisade.yaml"), 0);
-    hear(data, "/c/palisade.yaml");
+    assert_eq!(record(data, "/c/other.log"), 0, "not ours");
+    assert_eq!(record(data, "/c/palisade.yaml"), 1);
+    assert_eq!(record(data, "/c/palisade.yaml"), 1);
+    assert_eq!(record(close, "/c/palisade.yaml"), 0);
+    record(data, "/c/palisade.yaml");
     let renamed = EventKind::Modify(ModifyKind::Name(RenameMode::To));
-    assert_eq!(hear(renamed, "/c/palisade.yaml"), 0, "another file now");
-    hear(data, "/c/palisade.yaml");
+    assert_eq!(record(renamed, "/c/palisade.yaml"), 0, "another file now");
+    record(data, "/c/palisade.yaml");
     assert_eq!(
-        hear(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),
+        record(EventKind::Create(CreateKind::File), "/c/palisade.yaml"),
         0
     );
 }
 
-/// A reloader with all that a gate has, in a directory of its own.
+/// A reloader with the parts of a gate, in a temporary directory.
 struct Fixture {
     dir: tempfile::TempDir,
     reloader: Arc<Reloader>,
@@ -55,7 +55,7 @@ impl Fixture {
         paths.prepare().unwrap();
         let sources = write(&dir, text);
         let settings = sources.settings(&environment).unwrap();
-        let telemetry = Arc::new(Telemetry::start(&settings, 0, Sink::Stderr).unwrap());
+        let telemetry = Arc::new(Telemetry::start(&settings, 0, LogSink::Stderr).unwrap());
         let stop = CancellationToken::new();
         let store = open_store(&paths, &settings).await.unwrap();
         let settings = Arc::new(settings);
@@ -73,7 +73,7 @@ impl Fixture {
         let (numbers, metrics) = (ProcessMetrics::default(), mcp::metrics::Metrics::default());
         let counters = ControlMetrics::default();
         let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
-        let given = tools::McpDependencies {
+        let dependencies = tools::McpDependencies {
             policy: Arc::clone(&policy),
             questions: traffic.questions().clone(),
             audit: Arc::new(StoreAuditSink(store.clone())),
@@ -81,9 +81,9 @@ impl Fixture {
             health_registry: Arc::clone(&health_registry),
             numbers: Arc::new(registry),
             metrics,
-            sandboxed: Arc::new(tools::Sandboxed::default()),
+            sandboxed: Arc::new(tools::SandboxLauncher::default()),
         };
-        let tools = open_tools(settings, given, &stop);
+        let tools = open_tools(settings, dependencies, &stop);
         let tools = tools.await.unwrap();
         let (_, requests) = mpsc::channel(1);
         let reloader = Reloader {
@@ -109,10 +109,10 @@ impl Fixture {
     }
 
     async fn reload(&self, text: &str) -> Result<Vec<String>, String> {
-        self.reloader.take(write(&self.dir, text)).await
+        self.reloader.reload(write(&self.dir, text)).await
     }
 
-    /// Whether a rule of the traffic in force allows the host.
+    /// Whether the policy in force allows the host.
     fn allows(&self, host: &str) -> bool {
         let host = Host::parse(host).unwrap();
         let snapshot = self.reloader.policy.load();
@@ -130,7 +130,7 @@ fn write(dir: &tempfile::TempDir, text: &str) -> Sources {
 
 // Issue 14, number 10.
 #[tokio::test]
-async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
+async fn reload_refused_by_audit_keeps_the_traffic_rules() {
     let fixture = Fixture::new("egress: {domains: [old.example]}\n").await;
     let allowed = || (fixture.allows("old.example"), fixture.allows("new.example"));
     assert_eq!(allowed(), (true, false));
@@ -146,10 +146,10 @@ async fn a_reload_that_audit_refuses_leaves_the_traffic_rules() {
     fixture.stop.cancel();
 }
 
-// Issue 15, number 16. The time is virtual: it stands still while files are read, and passes at
-// once while the reloader waits.
+// Issue 15, number 16. The clock is paused: it stops while files are read, and advances at once
+// while the reloader waits.
 #[tokio::test]
-async fn a_changed_file_is_in_force_within_five_seconds() {
+async fn changed_file_is_in_force_within_five_seconds() {
     let fixture = Fixture::new("egress: {domains: [old.example]}\n").await;
     tokio::time::pause();
     let running = tokio::spawn(Arc::clone(&fixture.reloader).run(fixture.stop.clone()));

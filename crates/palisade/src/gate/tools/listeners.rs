@@ -1,5 +1,4 @@
-//! Where the hooks and the MCP server listen: sockets are kept by address, and opened and
-//! closed as the settings want.
+//! Listeners of the hooks and the MCP server: opens and closes sockets as the settings change.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,19 +16,19 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The check that says whether every configured address is listened at.
+/// Name of the health check that every configured address is bound.
 const LISTENING: &str = "mcp_listening";
 
-/// What an operator of a gate can do about an address that cannot be bound.
-const ADVICE: &str =
-    "change server.interceptor_addr and server.mcp_server_addr, or end what is there";
+/// What helps if an address cannot be bound.
+const ADVICE: &str = "change server.interceptor_addr and server.mcp_server_addr, or stop the \
+                      program that uses the address";
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 1024;
 
 /// Every listener of the hooks and the MCP server.
 #[derive(Debug)]
-pub struct Listeners {
+pub struct McpListeners {
     mcp_server: Arc<McpServer>,
     health_registry: Arc<HealthRegistry>,
     stop: CancellationToken,
@@ -39,46 +38,44 @@ pub struct Listeners {
     table: ListenerTable,
 }
 
-/// Every listener by its configured address. Cloning shares the table.
+/// The listeners by configured address. Cloning shares the table.
 #[derive(Clone, Debug, Default)]
-pub struct ListenerTable(Arc<Mutex<Table>>);
+pub struct ListenerTable(Arc<Mutex<ListenerTableState>>);
 
 #[derive(Debug, Default)]
-struct Table {
-    open: HashMap<SocketAddr, Open>,
-    missing: HashMap<SocketAddr, Missing>,
+struct ListenerTableState {
+    open: HashMap<SocketAddr, OpenMcpListener>,
+    missing: HashMap<SocketAddr, UnboundAddress>,
 }
 
-/// An address that is configured and cannot be bound.
+/// A configured address that cannot be bound.
 #[derive(Clone, Debug)]
-struct Missing {
+struct UnboundAddress {
     why: String,
     endpoints: Endpoints,
 }
 
 /// A listener that is served.
 #[derive(Debug)]
-struct Open {
-    /// Where it is: the system chooses for port 0.
+struct OpenMcpListener {
+    /// The bound address: the system chooses for port 0.
     at: SocketAddr,
     endpoints: Endpoints,
     ingress: Arc<Ingress>,
     socket: Weak<TcpListener>,
 }
 
-/// Sockets for new settings. They are bound; nothing is served at them yet, and nothing that is
-/// open has changed.
+/// Sockets for new settings: bound, but not served yet. Open listeners are unchanged.
 #[derive(Debug)]
 pub struct PreparedListeners {
     wanted: HashMap<SocketAddr, Endpoints>,
     auth: AuthConfig,
     bound: Vec<(SocketAddr, TcpListener)>,
-    missing: HashMap<SocketAddr, Missing>,
+    missing: HashMap<SocketAddr, UnboundAddress>,
 }
 
 impl ListenerTable {
-    /// Checks, now, that what `offered` selects is served at every address that is configured
-    /// for it.
+    /// Checks that the endpoints that `offered` selects are served on every configured address.
     pub fn check(&self, offered: fn(&Endpoints) -> bool) -> Result<(), String> {
         let table = self.lock();
         let missing = table.missing.values().filter(|one| offered(&one.endpoints));
@@ -86,7 +83,7 @@ impl ListenerTable {
         let ended = open.clone().filter(|one| !one.ingress.is_serving());
         let mut faults: Vec<String> = missing
             .map(|one| one.why.clone())
-            .chain(ended.map(|one| format!("the listener at {} has ended", one.at)))
+            .chain(ended.map(|one| format!("the listener on {} has ended", one.at)))
             .collect();
         if faults.is_empty() && open.count() == 0 {
             faults.push("no address is configured".to_owned());
@@ -98,20 +95,20 @@ impl ListenerTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, ListenerTableState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl PreparedListeners {
-    /// Why an address cannot be bound, if one cannot.
+    /// Why an address could not be bound, if any.
     pub fn failure(&self) -> Option<&str> {
         self.missing.values().map(|one| one.why.as_str()).min()
     }
 }
 
-impl Listeners {
-    /// Listens nowhere yet, and keeps what will be open in `table`.
+impl McpListeners {
+    /// Has no listeners yet; `table` will hold them.
     pub fn new(
         mcp_server: Arc<McpServer>,
         health_registry: Arc<HealthRegistry>,
@@ -128,16 +125,16 @@ impl Listeners {
         }
     }
 
-    /// Binds what `settings` want and is not open yet. What cannot be bound is missing; see
-    /// [`Listeners::check`].
+    /// Binds the addresses of `settings` that are not open yet. Addresses that cannot be bound
+    /// are recorded as missing; see [`McpListeners::check`].
     pub fn prepare(&self, settings: &Settings) -> PreparedListeners {
         let wanted = wanted(settings);
         let table = self.table.lock();
         let (mut bound, mut missing) = (Vec::new(), HashMap::new());
         let new = |(at, _): &(&SocketAddr, &Endpoints)| !table.open.contains_key(at);
         for (at, endpoints) in wanted.iter().filter(new) {
-            // 127.0.0.1:8090 in the place of 0.0.0.0:8090: the old one is open until the new
-            // one is in force.
+            // For a change from 0.0.0.0:8090 to 127.0.0.1:8090: the old socket is open until
+            // the new one is in force.
             let leaving = table
                 .open
                 .iter()
@@ -147,9 +144,9 @@ impl Listeners {
             match bind(*at, &leaving) {
                 Ok(listener) => bound.push((*at, listener)),
                 Err(error) => {
-                    let why = format!("tools cannot be served at {at} ({error})");
+                    let why = format!("cannot listen on {at} for tools ({error})");
                     let endpoints = *endpoints;
-                    missing.insert(*at, Missing { why, endpoints });
+                    missing.insert(*at, UnboundAddress { why, endpoints });
                 }
             }
         }
@@ -161,19 +158,19 @@ impl Listeners {
         }
     }
 
-    /// Refuses a change to an address that cannot be bound. An address that was missing before
-    /// is no reason to refuse: the change does not make it any worse.
+    /// Refuses a change to an address that cannot be bound. An address that could not be bound
+    /// before is not a reason to refuse.
     pub fn check(&self, prepared: &PreparedListeners) -> Result<(), String> {
         let table = self.table.lock();
-        let new = |(at, _): &(&SocketAddr, &Missing)| !table.missing.contains_key(at);
+        let new = |(at, _): &(&SocketAddr, &UnboundAddress)| !table.missing.contains_key(at);
         match prepared.missing.iter().find(new) {
             Some((_, missing)) => Err(format!("{}; {ADVICE}", missing.why)),
             None => Ok(()),
         }
     }
 
-    /// Serves what was bound, with the rules of its settings, and closes what they do not
-    /// want. Returns when health says what is open.
+    /// Serves the bound sockets and closes listeners that are no longer configured. Returns
+    /// when the health registry is up to date.
     pub async fn apply(&self, prepared: PreparedListeners) {
         let PreparedListeners {
             wanted,
@@ -181,7 +178,7 @@ impl Listeners {
             bound,
             missing,
         } = prepared;
-        let closing: Vec<Open> = {
+        let closing: Vec<OpenMcpListener> = {
             let mut table = self.table.lock();
             for (address, open) in &mut table.open {
                 if let Some(endpoints) = wanted.get(address) {
@@ -200,13 +197,14 @@ impl Listeners {
                 };
                 table.open.insert(address, self.serve(socket, rules));
             }
-            for Missing { why, .. } in missing.values() {
+            for UnboundAddress { why, .. } in missing.values() {
                 tracing::error!(%why, "mcp listener failed to bind");
             }
             table.missing = missing;
-            let gone = |address: &SocketAddr, _: &mut Open| !wanted.contains_key(address);
-            let gone = table.open.extract_if(gone);
-            gone.map(|(_, open)| open).collect()
+            let is_removed =
+                |address: &SocketAddr, _: &mut OpenMcpListener| !wanted.contains_key(address);
+            let removed = table.open.extract_if(is_removed);
+            removed.map(|(_, open)| open).collect()
         };
         for open in closing {
             open.ingress.close().await;
@@ -215,8 +213,8 @@ impl Listeners {
         self.report();
     }
 
-    /// Waits until every connection has ended, which the stop makes them do; those that have not
-    /// after `limit` are cut off.
+    /// Waits until every connection has ended, which the shutdown causes; closes those that
+    /// have not ended after `limit`.
     pub async fn drain(&self, limit: Duration) {
         self.tasks.close();
         if tokio::time::timeout(limit, self.tasks.wait())
@@ -228,13 +226,13 @@ impl Listeners {
         }
     }
 
-    fn serve(&self, socket: TcpListener, rules: ListenerRules) -> Open {
+    fn serve(&self, socket: TcpListener, rules: ListenerRules) -> OpenMcpListener {
         let ListenerRules { at, endpoints, .. } = rules;
         let token = rules.auth.requires_token();
         tracing::info!(%at, token, "mcp listener opened");
         let socket = Arc::new(socket);
         let ingress = Ingress::new(rules, &self.stop, &self.cut_off);
-        let open = Open {
+        let open = OpenMcpListener {
             at,
             endpoints,
             ingress: Arc::clone(&ingress),
@@ -246,7 +244,7 @@ impl Listeners {
         open
     }
 
-    /// Posts what is open, and what is missing.
+    /// Reports open and missing addresses to the health registry.
     fn report(&self) {
         let table = self.table.lock();
         let at = |offered: fn(&Endpoints) -> bool| {
@@ -274,8 +272,8 @@ impl Listeners {
     }
 }
 
-impl Open {
-    /// Puts new rules in force at an address that stays.
+impl OpenMcpListener {
+    /// Applies new rules to an address that stays open.
     fn follow(&mut self, endpoints: Endpoints, auth: &AuthConfig) {
         self.endpoints = endpoints;
         let rules = ListenerRules {
@@ -290,7 +288,7 @@ impl Open {
     }
 }
 
-/// Where `settings` want what, if there is something to serve.
+/// The addresses of `settings` with their endpoints, if there is something to serve.
 fn wanted(settings: &Settings) -> HashMap<SocketAddr, Endpoints> {
     let mut wanted = HashMap::new();
     if settings.serves_mcp() {
@@ -305,13 +303,12 @@ fn wanted(settings: &Settings) -> HashMap<SocketAddr, Endpoints> {
     wanted
 }
 
-/// Whether a socket at one address keeps another from being bound, since one of them stands for
-/// every address.
+/// Whether two addresses conflict because one of them is the unspecified address.
 fn overlaps(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && (one.ip().is_unspecified() || other.ip().is_unspecified())
 }
 
-/// Listens at `at`, beside our own sockets that are about to be closed.
+/// Listens on `at`, beside sockets of this process that are about to be closed.
 fn bind(at: SocketAddr, leaving: &[Arc<TcpListener>]) -> io::Result<TcpListener> {
     let socket = if at.is_ipv4() {
         TcpSocket::new_v4()?
@@ -319,9 +316,9 @@ fn bind(at: SocketAddr, leaving: &[Arc<TcpListener>]) -> io::Result<TcpListener>
         TcpSocket::new_v6()?
     };
     socket.set_reuseaddr(true)?;
-    // Sockets that all have this option may overlap, if they are of one user. It is taken away
-    // again at once; the kernel may let a process of the same user that asks for it share the
-    // port until nothing is bound there any more (`inet_csk_get_port` keeps it by port).
+    // Sockets of one user that all have SO_REUSEPORT may overlap. The option is cleared at
+    // once; the kernel may still let a process of the same user with SO_REUSEPORT share the
+    // port until no socket is bound to it (`inet_csk_get_port` keeps the state by port).
     let overlap = |allowed: bool| {
         let set = |old: &Arc<TcpListener>| setsockopt(&**old, ReusePort, &allowed);
         leaving.iter().try_for_each(set)

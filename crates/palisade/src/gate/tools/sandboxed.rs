@@ -1,5 +1,5 @@
-//! Servers that run in a sandbox: one sandbox for each tool, without a repository, whose
-//! traffic passes the gate as any other's does.
+//! Starts MCP servers in sandboxes: one sandbox for each tool, without a repository. Their
+//! traffic passes the gate like that of any sandbox.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use config::section::tools::BridgedServer;
 use control::gate::Gate;
-use mcp::caller::Caller;
-use mcp::launch::{Exit, LaunchError, Launched, Launcher, Life};
+use mcp::caller::McpCaller;
+use mcp::launch::{LaunchError, LaunchedProgram, Launcher, ProgramExit, ProgramHandle};
 use nix::sys::signal::Signal;
 use sandbox::contract::SandboxCommand;
 use sandbox::namespace::client::RunningCommand;
@@ -17,29 +17,29 @@ use tokio::net::UnixDatagram;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::Mutex;
 
-/// How long a server may take to end by itself once its input has ended.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// How long a server may take to end after its stdin is closed.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Starts servers in sandboxes, once there is a gate that has some.
+/// Starts MCP servers in sandboxes, once the gate is running.
 #[derive(Debug, Default)]
-pub struct Sandboxed {
+pub struct SandboxLauncher {
     gate: OnceLock<Arc<Gate>>,
-    /// One sandbox is made at a time.
-    making: Mutex<()>,
+    /// Serialises the creation of sandboxes.
+    create_lock: Mutex<()>,
 }
 
-impl Sandboxed {
-    /// From now on sandboxes can be had.
+impl SandboxLauncher {
+    /// Sets the gate that creates the sandboxes.
     pub fn open(&self, gate: &Arc<Gate>) {
-        // There is one gate.
+        // Called once: a process has one gate.
         let _ = self.gate.set(Arc::clone(gate));
     }
 
     async fn start(&self, tool: &BridgedServer) -> Result<RunningCommand, String> {
-        let gate = self.gate.get().ok_or("the gate is not up yet")?;
+        let gate = self.gate.get().ok_or("the gate is still starting")?;
         let name = format!("tool-{}", tool.name);
-        let place = {
-            let _one = self.making.lock().await;
+        let sandbox = {
+            let _lock = self.create_lock.lock().await;
             let settings = gate.policy.settings();
             let made = gate
                 .sandboxes
@@ -55,25 +55,29 @@ impl Sandboxed {
             directory: tool.work_dir.clone(),
             ..SandboxCommand::new(&tool.command)
         };
-        let started = gate.sandboxes.start(&place, command).await;
+        let started = gate.sandboxes.start(&sandbox, command).await;
         started.map_err(|error| error.to_string())
     }
 }
 
 #[async_trait::async_trait]
-impl Launcher for Sandboxed {
-    async fn launch(&self, tool: &BridgedServer, _: &Caller) -> Result<Launched, LaunchError> {
+impl Launcher for SandboxLauncher {
+    async fn launch(
+        &self,
+        tool: &BridgedServer,
+        _: &McpCaller,
+    ) -> Result<LaunchedProgram, LaunchError> {
         let mut running = self.start(tool).await.map_err(LaunchError::Failed)?;
         let failed = |error: std::io::Error| LaunchError::Failed(error.to_string());
-        let missing = || LaunchError::Failed("the sandbox gave no pipes".to_owned());
+        let missing = || LaunchError::Failed("the sandbox returned no pipes".to_owned());
         let [input, output, errors] =
             <[OwnedFd; 3]>::try_from(running.take_ends()).map_err(|_| missing())?;
         let end = running.end().try_clone_to_owned().map_err(failed)?;
-        Ok(Launched {
+        Ok(LaunchedProgram {
             input: Box::pin(Sender::from_owned_fd(input).map_err(failed)?),
             output: Box::pin(Receiver::from_owned_fd(output).map_err(failed)?),
             errors: Box::pin(Receiver::from_owned_fd(errors).map_err(failed)?),
-            life: Box::new(Inside {
+            handle: Box::new(SandboxedProcess {
                 running,
                 end: watch(end).map_err(failed)?,
             }),
@@ -81,34 +85,34 @@ impl Launcher for Sandboxed {
     }
 }
 
-/// The socket that reports a command's end. It is no datagram's socket
-/// but one of packets; waiting is the same.
+/// The socket that reports a command's end. It is a SOCK_SEQPACKET socket, not a datagram
+/// socket; waiting for readability works the same way.
 fn watch(end: OwnedFd) -> std::io::Result<UnixDatagram> {
     let end = std::os::unix::net::UnixDatagram::from(end);
     end.set_nonblocking(true)?;
     UnixDatagram::from_std(end)
 }
 
-/// A command in a sandbox. Dropping it kills it, with everything it started.
-struct Inside {
+/// An MCP server in a sandbox. Dropping it kills the server and its descendants.
+struct SandboxedProcess {
     running: RunningCommand,
     end: UnixDatagram,
 }
 
 #[async_trait::async_trait]
-impl Life for Inside {
-    async fn ended(&mut self) -> Exit {
-        // It is readable once, with the code: reading it then does not wait.
+impl ProgramHandle for SandboxedProcess {
+    async fn ended(&mut self) -> ProgramExit {
+        // The socket is readable once, with the exit code, so the read does not block.
         self.end.readable().await.ok()?;
         let ended = self.running.wait().ok()?;
         if let Some(why) = &ended.stopped {
-            tracing::warn!(%why, "a tool ended with its sandbox");
+            tracing::warn!(%why, "mcp tool ended because its sandbox was stopped");
         }
         Some(ended.code)
     }
 
-    async fn end(&mut self) -> Exit {
-        if let Ok(exit) = tokio::time::timeout(PATIENCE, self.ended()).await {
+    async fn end(&mut self) -> ProgramExit {
+        if let Ok(exit) = tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await {
             return exit;
         }
         self.kill().await
@@ -120,7 +124,7 @@ impl Life for Inside {
         }
     }
 
-    async fn kill(&mut self) -> Exit {
+    async fn kill(&mut self) -> ProgramExit {
         if let Err(error) = self.running.kill() {
             tracing::warn!(%error, "mcp tool in a sandbox could not be killed");
         }

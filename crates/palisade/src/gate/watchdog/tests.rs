@@ -2,7 +2,7 @@ use super::*;
 
 // Issue 14, number 16.
 #[test]
-fn the_fifth_death_within_a_minute_ends_the_restarts() {
+fn fifth_death_within_a_minute_ends_the_restarts() {
     let start = Instant::now();
     let mut deaths = Deaths::default();
     let mut at = |second: u64| deaths.record(start + Duration::from_secs(second));
@@ -12,7 +12,7 @@ fn the_fifth_death_within_a_minute_ends_the_restarts() {
 }
 
 #[test]
-fn deaths_far_apart_are_restarted_for_ever() {
+fn deaths_far_apart_always_restart() {
     let start = Instant::now();
     let mut deaths = Deaths::default();
     for n in 0..100 {
@@ -27,21 +27,21 @@ fn deaths_far_apart_are_restarted_for_ever() {
 }
 
 #[test]
-fn only_an_end_that_nobody_asked_for_is_a_death() {
+fn only_an_unrequested_end_is_a_death() {
     let pid = Pid::from_raw(7);
-    let gate = |stopping, told| GateProcess {
+    let gate = |stopping, stop_sent| GateProcess {
         pid,
         lines: None,
         partial: Vec::new(),
         ready: true,
         stopping,
-        told,
+        stop_sent,
         overdue: false,
         started: Instant::now(),
     };
     let killed = |signal| WaitStatus::Signaled(pid, signal, false);
     let exited = |code| WaitStatus::Exited(pid, code);
-    for (status, stopping, told, dies) in [
+    for (status, stopping, stop_sent, dies) in [
         (exited(0), false, false, false),
         (exited(4), false, false, false),
         (exited(143), false, false, false),
@@ -55,17 +55,17 @@ fn only_an_end_that_nobody_asked_for_is_a_death() {
         (exited(2), false, false, true),
         (exited(101), false, false, true),
     ] {
-        let end = gate(stopping, told).classify(status);
+        let end = gate(stopping, stop_sent).classify(status);
         assert_eq!(
             matches!(end, End::Died { .. }),
             dies,
-            "{status:?} {stopping} {told}"
+            "{status:?} {stopping} {stop_sent}"
         );
     }
 }
 
 #[test]
-fn lines_are_read_whatever_their_pieces() {
+fn lines_are_read_across_partial_writes() {
     let (reader, writer) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).unwrap();
     let mut gate = GateProcess {
         pid: Pid::from_raw(7),
@@ -73,7 +73,7 @@ fn lines_are_read_whatever_their_pieces() {
         partial: Vec::new(),
         ready: false,
         stopping: false,
-        told: false,
+        stop_sent: false,
         overdue: false,
         started: Instant::now(),
     };

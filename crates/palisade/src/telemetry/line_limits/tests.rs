@@ -1,4 +1,4 @@
-//! Issue 14, number 4: log lines that an agent can cause are limited, with a moved clock.
+//! Issue 14, number 4: rate limits of log lines, with a manual clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 
 use super::*;
 
-/// A log of JSON lines in memory, and a clock that stands still.
+/// A log of JSON lines in memory, with a manual clock.
 struct Log {
     written: Arc<Mutex<Vec<u8>>>,
     now: Arc<AtomicU64>,
@@ -20,7 +20,7 @@ impl Log {
         let now = Arc::new(AtomicU64::new(1_000_000_000));
         let clock = Arc::clone(&now);
         let limits = LineLimits::with_clock(move || Tick::from_nanos(clock.load(Ordering::SeqCst)));
-        // Reports are the test's own: no thread is started.
+        // The test calls `report` itself: no thread is started.
         limits.table().is_reporting = true;
         let written = Arc::new(Mutex::new(Vec::new()));
         let writer = Arc::clone(&written);
@@ -38,12 +38,12 @@ impl Log {
         }
     }
 
-    fn pass(&self, time: Duration) {
+    fn advance(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap();
         self.now.fetch_add(nanos, Ordering::SeqCst);
     }
 
-    /// What was written since the last time.
+    /// The lines since the last call.
     fn lines(&self) -> Vec<serde_json::Value> {
         let written = std::mem::take(&mut *self.written.lock().unwrap());
         let lines = str::from_utf8(&written).unwrap().lines();
@@ -66,13 +66,13 @@ impl std::io::Write for Writer {
     }
 }
 
-/// One place in the sources.
+/// One call site.
 fn warn_of(sandbox: &str) {
     tracing::warn!(%sandbox, "a warning");
 }
 
 #[test]
-fn a_flood_is_cut_to_its_burst_and_its_rest_is_summed_up() {
+fn flood_is_limited_to_its_burst_and_summarised() {
     let log = Log::new();
     (0..1000).for_each(|_| warn_of("one"));
     assert_eq!(log.lines().len(), 200);
@@ -88,16 +88,16 @@ fn a_flood_is_cut_to_its_burst_and_its_rest_is_summed_up() {
     assert_eq!(summary.get("tool"), None);
     assert!(!log.limits.report(), "said once");
 
-    log.pass(Duration::from_secs(3));
+    log.advance(Duration::from_secs(3));
     (0..10).for_each(|_| warn_of("one"));
     assert_eq!(log.lines().len(), 3, "one a second comes back");
-    log.pass(Duration::from_secs(3600));
+    log.advance(Duration::from_secs(3600));
     (0..1000).for_each(|_| warn_of("one"));
     assert_eq!(log.lines().len(), 200);
 }
 
 #[test]
-fn a_sandbox_or_tool_that_floods_silences_no_other_line() {
+fn flooding_sandbox_or_tool_suppresses_no_other_line() {
     let log = Log::new();
     (0..1000).for_each(|_| warn_of("one"));
     log.lines();
@@ -114,21 +114,21 @@ fn a_sandbox_or_tool_that_floods_silences_no_other_line() {
 }
 
 #[test]
-fn lines_that_were_asked_for_have_a_wide_limit() {
+fn debug_lines_have_a_wide_limit() {
     let log = Log::new();
     (0..20_000).for_each(|_| tracing::debug!("a detail"));
     assert_eq!(log.lines().len(), 10_000);
 }
 
 #[test]
-fn memory_is_bounded_and_idle_buckets_go() {
+fn bucket_count_is_bounded_and_idle_buckets_are_removed() {
     let log = Log::new();
     let many = MAX_BUCKETS + 1000;
     (0..many).for_each(|n| warn_of(&format!("sandbox-{n}")));
     assert_eq!(log.lines().len(), MAX_BUCKETS + 200, "the rest share one");
     assert_eq!(log.limits.table().buckets.len(), MAX_BUCKETS + 1);
     warn_of(&"long".repeat(1000));
-    log.pass(Duration::from_secs(3600));
+    log.advance(Duration::from_secs(3600));
     warn_of("new");
     let table = log.limits.table();
     assert_eq!(

@@ -1,18 +1,18 @@
-//! The rules that wait for their name in `egress.github.allow`.
+//! The rules that are disabled unless `egress.github.allow` contains their name.
 
-use super::{ALL, At, DELETE, Endpoint, PATCH, POST, PUT, READ, Rule, WRITE, off, repo, site};
+use super::{ALL, ApiArea, DELETE, Endpoint, PATCH, POST, PUT, READ, Rule, WRITE, off, repo, site};
 
 pub(super) const SWITCHES: &[Rule] = &[
     off(
         "graphql-mutations",
-        "the GraphQL mutations that do what the rules that are on allow; they name their \
-         subject by an id that cannot be tied to a repository, so only switch this on with a \
-         token that reaches the registered repositories alone",
+        "the GraphQL mutations that the enabled rules allow; the repository cannot be determined \
+         from the ids in them, so enable this only with a token that has access to the registered \
+         repositories alone",
         &[],
     ),
     off(
         "read-user",
-        "reading who the token belongs to: `/user`, and `viewer` in GraphQL",
+        "reading the owner of the token: `/user`, and `viewer` in GraphQL",
         &[site(READ, &["user"])],
     ),
     off(
@@ -40,7 +40,7 @@ pub(super) const SWITCHES: &[Rule] = &[
     ),
     off(
         "reactions",
-        "reacting, and taking reactions back",
+        "adding and removing reactions",
         &[
             repo(
                 POST,
@@ -116,7 +116,7 @@ pub(super) const SWITCHES: &[Rule] = &[
             &[
                 repo(WRITE, &["releases/**"]),
                 Endpoint {
-                    at: At::Uploads,
+                    area: ApiArea::Uploads,
                     ..repo(POST, &["releases/#/assets"])
                 },
             ],
@@ -275,8 +275,8 @@ pub(super) const SWITCHES: &[Rule] = &[
     ),
     off(
         "workflows",
-        "dispatching, rerunning, cancelling and approving workflow runs, and deleting what \
-         they left",
+        "dispatching, rerunning, cancelling and approving workflow runs, and deleting their \
+         logs, artifacts and caches",
         &[
             repo(
                 POST,
@@ -349,7 +349,7 @@ pub(super) const SWITCHES: &[Rule] = &[
     ),
     off(
         "codespaces",
-        "codespaces, save their secrets",
+        "codespaces, except their secrets",
         &[
             repo(
                 ALL,

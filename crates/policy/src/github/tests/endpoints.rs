@@ -1,8 +1,8 @@
-//! The table of endpoints, as an agent meets it.
+//! Verdicts of REST requests.
 
 use super::*;
 
-/// Verdict, method, path and body, with nothing switched on.
+/// Verdict, method, path and body, with the default rules.
 const TABLE: &str = include_str!("endpoints.txt");
 
 fn table() -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'static str)> {
@@ -17,7 +17,7 @@ fn table() -> impl Iterator<Item = (&'static str, &'static str, &'static str, &'
 }
 
 #[test]
-fn every_endpoint_of_the_table_gets_its_verdict_and_names_its_rule() {
+fn endpoint_has_expected_verdict_and_rule() {
     let rules = rules(&[]);
     assert!(table().count() > 150, "{}", table().count());
     for (method, target, body, expected) in table() {
@@ -30,7 +30,7 @@ fn every_endpoint_of_the_table_gets_its_verdict_and_names_its_rule() {
 }
 
 #[test]
-fn a_switch_opens_what_it_names_on_registered_repositories_and_nothing_else() {
+fn enabled_rule_allows_only_its_endpoints_on_registered_repositories() {
     for (method, target, body, expected) in table() {
         let Some(rule) = expected.strip_prefix('-') else {
             continue;
@@ -41,7 +41,7 @@ fn a_switch_opens_what_it_names_on_registered_repositories_and_nothing_else() {
         }
         let opened = rules(&[rule]);
         let verdict = call(method, target, body).verdict(&opened);
-        // Some of the table's rows have a second fault that no switch mends.
+        // Some rows are refused for a second reason, which no rule changes.
         let has_other_fault = ["comment\"", "[\"COMMENT", "{\"body\":\"b\"}"]
             .iter()
             .any(|mark| body.contains(mark));
@@ -74,7 +74,7 @@ fn call_if_clean(method: &str, target: &str, body: &str, rules: &GithubRules) ->
 }
 
 #[test]
-fn public_reads_go_out_without_a_credential_and_only_read() {
+fn public_read_is_anonymous_and_limited_to_reads() {
     let public = GithubRules::new(&[], true).unwrap();
     for (method, target, expected) in [
         ("GET", "/repos/other/thing", "+read-public"),
@@ -103,7 +103,7 @@ fn public_reads_go_out_without_a_credential_and_only_read() {
 }
 
 #[test]
-fn uploads_serve_release_assets_and_only_with_their_switch() {
+fn upload_host_allows_release_assets_with_rule_only() {
     let upload = |target| Call {
         host: "uploads.github.com",
         content_type: Some("application/zip"),
@@ -131,7 +131,7 @@ fn uploads_serve_release_assets_and_only_with_their_switch() {
 }
 
 #[test]
-fn a_write_that_could_be_read_as_a_form_is_refused() {
+fn write_with_content_type_other_than_json_is_refused() {
     let rules = rules(&[]);
     let edit = call(
         "PATCH",
@@ -165,7 +165,7 @@ fn a_write_that_could_be_read_as_a_form_is_refused() {
 }
 
 #[test]
-fn a_body_that_was_wanted_and_is_missing_or_too_deep_is_refused() {
+fn required_body_that_is_missing_or_too_deep_is_refused() {
     let rules = rules(&[]);
     let deep = |levels: usize| {
         let (open, close) = ("[".repeat(levels), "]".repeat(levels));
@@ -205,7 +205,7 @@ fn a_body_that_was_wanted_and_is_missing_or_too_deep_is_refused() {
 }
 
 #[test]
-fn a_body_is_only_wanted_where_it_decides() {
+fn body_is_required_only_where_it_decides() {
     let rules = rules(&[]);
     for (method, target, wanted) in [
         ("POST", "/graphql", true),
@@ -228,7 +228,7 @@ fn a_body_is_only_wanted_where_it_decides() {
 }
 
 #[test]
-fn refusals_say_what_to_do_and_keep_the_sentences_of_the_first_design() {
+fn refusal_message_says_what_to_do() {
     let rules = rules(&[]);
     let message = |method, target, body| {
         let call = call(method, target, body);

@@ -1,12 +1,11 @@
-//! What `gh` 2.23 really sends, command by command, taken off the wire before an origin on
-//! loopback. Each line of gh.jsonl is one request.
+//! Requests of `gh` 2.23, by command, recorded with an origin on loopback. Each line of gh.jsonl is
+//! one request.
 
 use serde_json::Value;
 
 use super::*;
 
-/// What becomes of the requests of a command, in their order. One that is refused is the
-/// last that `gh` sends.
+/// The verdicts of a command's requests, in order. `gh` stops after the first refusal.
 fn run(rules: &GithubRules, command: &str) -> Vec<String> {
     let mut verdicts = Vec::new();
     for line in include_str!("gh.jsonl").lines() {
@@ -40,7 +39,7 @@ fn check(rules: &GithubRules, table: &[(&str, &str)]) {
 const CREATE: &str = "pr create --title T --body B --base main --head fix";
 
 #[test]
-fn gh_reads_the_registered_repository() {
+fn gh_can_read_the_registered_repository() {
     check(
         &rules(&[]),
         &[
@@ -58,7 +57,7 @@ fn gh_reads_the_registered_repository() {
 }
 
 #[test]
-fn gh_writes_by_mutations_which_wait_for_their_switch() {
+fn gh_writes_need_the_rule_for_mutations() {
     check(
         &rules(&[]),
         &[
@@ -93,15 +92,15 @@ fn gh_writes_by_mutations_which_wait_for_their_switch() {
 }
 
 #[test]
-fn what_an_agent_must_not_do_it_cannot_do_by_gh() {
-    for switched in [&[][..], &["graphql-mutations"]] {
+fn gh_commands_beyond_the_rules_are_refused() {
+    for enabled in [&[][..], &["graphql-mutations"]] {
         check(
-            &rules(switched),
+            &rules(enabled),
             &[
                 ("release create v1 --notes n --title t", "-releases"),
                 ("secret set NAME --body v", "-secrets"),
                 ("secret list", "-secrets"),
-                // They look beyond the repository.
+                // These commands read outside of the repository.
                 ("pr status", "-graphql-read"),
                 ("pr checks 7", "+graphql-read -graphql-read"),
                 ("issue list --label bug --search foo", "-graphql-read"),

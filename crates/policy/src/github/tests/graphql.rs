@@ -1,4 +1,4 @@
-//! GraphQL documents, as a client sends them.
+//! Verdicts of GraphQL requests.
 
 use serde_json::{Value, json};
 
@@ -147,7 +147,7 @@ fn queries_start_at_a_registered_repository() {
 }
 
 #[test]
-fn variables_count_as_the_request_gives_them() {
+fn variables_are_resolved_from_the_request() {
     let query =
         r#"query($o: String!, $n: String = "widget") { repository(owner: $o, name: $n) { id } }"#;
     for (variables, expected) in [
@@ -175,7 +175,7 @@ fn variables_count_as_the_request_gives_them() {
 }
 
 #[test]
-fn what_is_not_one_whole_document_is_refused() {
+fn body_other_than_one_document_is_refused() {
     let fine = r#"{ repository(owner: "acme", name: "widget") { id } }"#;
     for (body, expected) in [
         (json!({"query": fine}), "+graphql-read"),
@@ -224,7 +224,7 @@ fn what_is_not_one_whole_document_is_refused() {
 }
 
 #[test]
-fn what_clients_ask_of_a_repository_is_answered() {
+fn queries_of_common_clients_are_allowed() {
     for selections in [
         "id name owner { login } hasIssuesEnabled viewerPermission defaultBranchRef { name }",
         "parent { id name owner { login } }",
@@ -254,7 +254,7 @@ fn what_clients_ask_of_a_repository_is_answered() {
 }
 
 #[test]
-fn there_is_no_way_out_of_a_repository() {
+fn selection_outside_the_repository_is_refused() {
     for selections in [
         "tempCloneToken",
         "owner { repositories(first: 9) { nodes { name } } }",
@@ -304,7 +304,7 @@ fn there_is_no_way_out_of_a_repository() {
 }
 
 #[test]
-fn fragments_are_judged_where_they_are_spread() {
+fn fragment_is_checked_where_it_is_spread() {
     let repository = |inner: &str, fragments: &str| {
         ask(&format!(
             r#"{{ repository(owner: "acme", name: "widget") {{ {inner} }} }} {fragments}"#
@@ -340,7 +340,7 @@ fn fragments_are_judged_where_they_are_spread() {
             "fragment F on Repository { owner { ...G } } fragment G on User { repositories { totalCount } }",
             "-",
         ),
-        // Fine on the repository, a way out on a person.
+        // Allowed on the repository, but leads outside on a person.
         (
             "...F owner { ...F }",
             "fragment F on X { issues { totalCount } }",
@@ -361,20 +361,20 @@ fn fragments_are_judged_where_they_are_spread() {
 }
 
 #[test]
-fn a_document_cannot_exhaust_the_judge() {
+fn huge_document_is_refused_in_time() {
     // Each fragment doubles the one before it.
     let mut bomb = String::from(r#"{ repository(owner: "acme", name: "widget") { ...F0 } }"#);
-    for place in 0..40 {
-        let next = place + 1;
-        bomb += &format!(" fragment F{place} on Repository {{ ...F{next} ...F{next} }}");
+    for index in 0..40 {
+        let next = index + 1;
+        bomb += &format!(" fragment F{index} on Repository {{ ...F{next} ...F{next} }}");
     }
     bomb += " fragment F40 on Repository { id }";
     assert_eq!(ask(&bomb), "-graphql-read");
-    // A chain that is long without being deep in any one place.
+    // A long chain of fragments, none of which is nested deeply.
     let mut chain = String::from(r#"{ repository(owner: "acme", name: "widget") { ...F0 } }"#);
-    for place in 0..800 {
-        let next = place + 1;
-        chain += &format!(" fragment F{place} on Repository {{ ...F{next} }}");
+    for index in 0..800 {
+        let next = index + 1;
+        chain += &format!(" fragment F{index} on Repository {{ ...F{next} }}");
     }
     chain += " fragment F800 on Repository { id }";
     assert_eq!(ask(&chain), "-graphql-read");
@@ -407,7 +407,7 @@ fn a_document_cannot_exhaust_the_judge() {
 }
 
 #[test]
-fn mutations_wait_for_their_switch_because_their_ids_are_opaque() {
+fn mutations_need_their_rules() {
     let comment = r#"mutation { addComment(input: {subjectId: "x", body: "b"}) { commentEdge { node { url } } } }"#;
     assert_eq!(ask(comment), "-graphql-mutations");
     let open = rules(&["graphql-mutations"]);
@@ -559,11 +559,11 @@ fn mutations_wait_for_their_switch_because_their_ids_are_opaque() {
 }
 
 #[test]
-fn the_tokens_owner_is_told_with_a_switch_and_no_more_than_the_name() {
+fn viewer_needs_rule_and_shows_identity_only() {
     let open = rules(&["read-user"]);
     let ask = |query: &str| send(&open, &json!({ "query": query }));
     assert_eq!(ask("{ viewer { login } }"), "+graphql-read");
-    // How the common command line program finds the repository it is in.
+    // The query by which `gh` finds the current repository.
     let network = r#"
         fragment repo on Repository {
             id name owner { login } viewerPermission defaultBranchRef { name } isPrivate

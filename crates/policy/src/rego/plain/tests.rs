@@ -1,5 +1,5 @@
-//! The machine against the interpreter. A policy that is plain, and a run of the machine
-//! without a fault: then both have to say the same.
+//! Compares machine and interpreter: for a plain policy and a run of the machine without errors,
+//! both must return the same.
 
 use std::time::Duration;
 
@@ -19,22 +19,22 @@ fn compile(text: &str, data: &Value) -> Option<Bundle> {
     Bundle::compile("b", "http/authz", &[module], data).ok()
 }
 
-/// What came of one comparison.
+/// The outcome of one comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The machine may not be trusted.
-    Unsure,
-    /// It may be, and says no.
-    No,
-    /// It may be, and does not say no.
-    Yes,
+enum Comparison {
+    /// The machine's result needs confirmation.
+    NeedsConfirmation,
+    /// The machine's result needs no confirmation, and denies.
+    Denied,
+    /// The machine's result needs no confirmation, and does not deny.
+    Allowed,
 }
 
-/// Asks both.
+/// Evaluates with both and compares the results.
 #[track_caller]
-fn compare(bundle: &Bundle, input: &Value, about: &str) -> Outcome {
+fn compare(bundle: &Bundle, input: &Value, about: &str) -> Comparison {
     let read = value::read(input).unwrap();
-    let mut engine = bundle.strict.clone();
+    let mut engine = bundle.interpreter.clone();
     engine.set_input(read.clone());
     let interpreted = engine.eval_rule(bundle.rule().to_owned());
 
@@ -44,16 +44,16 @@ fn compare(bundle: &Bundle, input: &Value, about: &str) -> Outcome {
     let (answer, is_sound) = watch::run(|| machine.execute_entry_point_by_index(0));
 
     let decided = bundle.decide(input, BUDGET);
-    let is_yes = !decided.is_refusal();
-    if is_yes {
-        // Whatever way it went, a yes is one of the interpreter's.
+    let is_allowed = !decided.is_refusal();
+    if is_allowed {
+        // Whatever is not refused, the interpreter must have returned as well.
         let interpreted = interpreted.as_ref().unwrap_or_else(|error| {
-            panic!("{about}\n{input}\nallowed, and the interpreter says {error}")
+            panic!("{about}\n{input}\nallowed, but the interpreter failed: {error}")
         });
         assert_eq!(answer.as_ref().ok(), Some(interpreted), "{about}\n{input}");
     }
     if !bundle.is_plain || !is_sound {
-        return Outcome::Unsure;
+        return Comparison::NeedsConfirmation;
     }
     match (answer, interpreted) {
         (Ok(answer), Ok(interpreted)) => assert_eq!(answer, interpreted, "{about}\n{input}"),
@@ -61,11 +61,15 @@ fn compare(bundle: &Bundle, input: &Value, about: &str) -> Outcome {
         (Ok(regorus::Value::Undefined), Err(_)) => {}
         (answer, interpreted) => panic!("{about}\n{input}\n{answer:?}, but {interpreted:?}"),
     }
-    if is_yes { Outcome::Yes } else { Outcome::No }
+    if is_allowed {
+        Comparison::Allowed
+    } else {
+        Comparison::Denied
+    }
 }
 
 #[test]
-fn what_people_write_is_plain() {
+fn common_policies_are_plain() {
     for policy in [
         "default allow := false\nallow if input.method == \"GET\"",
         "allow if input.host in data.hosts\nallow if startswith(input.path, \"/v1\")",
@@ -87,7 +91,7 @@ fn what_people_write_is_plain() {
 }
 
 #[test]
-fn what_the_two_may_read_differently_is_not() {
+fn policy_with_differing_construct_is_not_plain() {
     for policy in [
         "allow if input.a\nelse := false if input.b",
         "allow if count([x | some x in input.xs; x > 1]) == 0",
@@ -126,14 +130,14 @@ fn what_the_two_may_read_differently_is_not() {
         "import input.x\nallow if x == 1",
         "allow if contains(1, 2)\ncontains(a, b) if a == b",
     ] {
-        // Some of it cannot be compiled for the machine at all.
+        // Some of these do not compile for the machine.
         if let Some(bundle) = compile(policy, &json!({"list": [1]})) {
             assert!(!bundle.is_plain, "{policy}");
         }
     }
 }
 
-/// Policies in which something goes wrong where the machine alone would say yes.
+/// Policies with errors, which the machine alone would ignore and allow.
 const FAULTS: [&str; 18] = [
     "default allow := true\nallow := false if startswith(input.x, \"/admin\")",
     "default allow := true\nallow := false if { some x in input.x; x == \"bad\" }",
@@ -156,7 +160,7 @@ const FAULTS: [&str; 18] = [
 ];
 
 #[test]
-fn no_fault_passes_for_a_yes() {
+fn policy_with_error_is_never_allowed() {
     let inputs = [
         json!({"x": ["/admin"], "xs": [true, 1, "x"], "n": 1, "zero": 0}),
         json!({"x": "bad", "xs": "bad", "n": "1", "zero": 0}),
@@ -174,8 +178,8 @@ fn no_fault_passes_for_a_yes() {
 }
 
 #[test]
-fn what_is_to_be_changed_is_a_part_of_the_decision() {
-    // The machine alone would redact what it came to before the error, or nothing.
+fn outputs_with_error_fail_the_decision() {
+    // The machine alone would redact only the fields before the error, or none.
     for (fields, is_plain) in [
         ("[x | some x in input.xs; startswith(x, \"a\")]", false),
         ("f", true),
@@ -201,7 +205,7 @@ fn what_is_to_be_changed_is_a_part_of_the_decision() {
 
 /// The bundles of this repository.
 #[test]
-fn a_yes_of_a_shipped_bundle_is_one_of_the_interpreters() {
+fn shipped_bundle_allows_only_what_interpreter_allows() {
     let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../policies"));
     let texts = [
         "",
@@ -212,7 +216,7 @@ fn a_yes_of_a_shipped_bundle_is_one_of_the_interpreters() {
         "tools/call",
         "password",
     ];
-    let (mut plain, mut asked) = (Vec::new(), 0);
+    let (mut plain, mut compared) = (Vec::new(), 0);
     for (name, entrypoint) in [
         ("http-authz", "http/authz"),
         ("mcp-agent-tools", "mcp/authz"),
@@ -255,25 +259,25 @@ fn a_yes_of_a_shipped_bundle_is_one_of_the_interpreters() {
                             "result": {"tools": [odd]},
                         });
                         compare(&bundle, &input, name);
-                        asked += 1;
+                        compared += 1;
                     }
                 }
             }
         }
     }
     assert_eq!(plain, ["http-authz", "mcp-deny-destructive"]);
-    assert_eq!(asked, 5 * 6 * 3 * 7 * 5);
+    assert_eq!(compared, 5 * 6 * 3 * 7 * 5);
 }
 
 #[test]
-fn a_fault_is_put_to_the_interpreter() {
+fn run_with_error_needs_confirmation() {
     let policy = FAULTS.first().unwrap();
     let bundle = compile(policy, &json!({})).unwrap();
     let decided = bundle.decide(&json!({"x": 1}), BUDGET);
     assert!(matches!(decided, Decision::Failed(_)), "{decided:?}");
     let bundle = compile("allow if input.x < 3\nallow if input.n", &json!({})).unwrap();
-    let asked = json!({"x": "a", "n": true});
-    assert_eq!(compare(&bundle, &asked, ""), Outcome::Unsure);
-    assert_eq!(compare(&bundle, &json!({"x": 1}), ""), Outcome::Yes);
-    assert_eq!(compare(&bundle, &json!({"x": 9}), ""), Outcome::No);
+    let input = json!({"x": "a", "n": true});
+    assert_eq!(compare(&bundle, &input, ""), Comparison::NeedsConfirmation);
+    assert_eq!(compare(&bundle, &json!({"x": 1}), ""), Comparison::Allowed);
+    assert_eq!(compare(&bundle, &json!({"x": 9}), ""), Comparison::Denied);
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::super::Module;
 use super::*;
 
-fn judge(text: &str, terms: Terms) -> PolicyBundle {
+fn bundle(text: &str, terms: BundleTerms) -> PolicyBundle {
     let module = Module {
         name: "policy.rego".to_owned(),
         text: format!("package http.authz\n{text}"),
@@ -13,26 +13,26 @@ fn judge(text: &str, terms: Terms) -> PolicyBundle {
     PolicyBundle::new(bundle.unwrap(), terms)
 }
 
-const STRICT: Terms = Terms {
+const STRICT: BundleTerms = BundleTerms {
     budget: Budget::of(Duration::from_secs(60)),
-    counts: true,
+    is_enforced: true,
     fail_open: false,
 };
 
 #[test]
-fn what_follows_from_a_decision() {
-    let told = |policy: &str| {
-        let judge = judge(policy, STRICT);
-        judge.understand(judge.at_length(&json!({"x": 1})))
+fn decision_has_matching_outcome() {
+    let outcome = |policy: &str| {
+        let bundle = bundle(policy, STRICT);
+        bundle.outcome(bundle.decide_blocking(&json!({"x": 1})))
     };
-    assert_eq!(told("allow := true"), Outcome::Pass);
-    let change = told("action := \"redact\"\noutputs := {\"modified_data\": 1}");
+    assert_eq!(outcome("allow := true"), BundleOutcome::Pass);
+    let change = outcome("action := \"redact\"\noutputs := {\"modified_data\": 1}");
     assert!(
-        matches!(change, Outcome::Change { outputs, .. } if outputs == json!({"modified_data": 1}))
+        matches!(change, BundleOutcome::Change { outputs, .. } if outputs == json!({"modified_data": 1}))
     );
-    let asked = told("decision := {\"action\": \"ask\", \"reason\": \"why\"}");
-    assert!(matches!(asked, Outcome::Ask(said) if said.message.as_deref() == Some("why")));
-    for (policy, reason, says) in [
+    let asked = outcome("decision := {\"action\": \"ask\", \"reason\": \"why\"}");
+    assert!(matches!(asked, BundleOutcome::Ask(said) if said.message.as_deref() == Some("why")));
+    for (policy, reason, message) in [
         (
             "allow := false\nreason := \"why\"",
             Reason::RegoDenied,
@@ -41,17 +41,17 @@ fn what_follows_from_a_decision() {
         ("allow if input.none", Reason::RegoDenied, ""),
         ("decision := 1", Reason::RegoError, ""),
     ] {
-        let Outcome::Deny(denial) = told(policy) else {
+        let BundleOutcome::Deny(denial) = outcome(policy) else {
             panic!("{policy} refuses");
         };
         assert_eq!(denial.reason, reason, "{policy}");
         assert_eq!(denial.rule.as_str(), "rego:mine");
-        assert!(denial.message.contains(says), "{}", denial.message);
+        assert!(denial.message.contains(message), "{}", denial.message);
     }
 }
 
 #[test]
-fn a_failure_decides_unless_the_operator_lets_it_pass() {
+fn failure_is_enforced_unless_fail_open() {
     let failed = Denial::new(Reason::RegoError, "rego:mine");
     let denied = Denial::new(Reason::RegoDenied, "rego:mine");
     for (counts, fail_open, by_failure, by_denial) in [
@@ -60,30 +60,30 @@ fn a_failure_decides_unless_the_operator_lets_it_pass() {
         (false, false, false, false),
         (false, true, false, false),
     ] {
-        let terms = Terms {
-            counts,
+        let terms = BundleTerms {
+            is_enforced: counts,
             fail_open,
             ..STRICT
         };
-        let judge = judge("allow := true", terms);
-        assert_eq!(judge.decides(Some(&failed)), by_failure, "{terms:?}");
-        assert_eq!(judge.decides(Some(&denied)), by_denial, "{terms:?}");
-        assert_eq!(judge.decides(None), counts, "{terms:?}");
+        let bundle = bundle("allow := true", terms);
+        assert_eq!(bundle.decides(Some(&failed)), by_failure, "{terms:?}");
+        assert_eq!(bundle.decides(Some(&denied)), by_denial, "{terms:?}");
+        assert_eq!(bundle.decides(None), counts, "{terms:?}");
     }
 }
 
 #[test]
-fn what_takes_long_is_not_decided_at_once() {
+fn slow_policy_is_not_decided_with_quick_budget() {
     let slow = "allow if count([1 | some a in data.many; some b in data.many; a + b == 1]) == 2";
-    let judge = judge(slow, STRICT);
-    assert_eq!(judge.at_once(&json!({})), None);
-    let decided = judge.at_length(&json!({}));
-    assert_eq!(decided, Decision::Allow(Said::default()));
+    let bundle = bundle(slow, STRICT);
+    assert_eq!(bundle.decide_quickly(&json!({})), None);
+    let decided = bundle.decide_blocking(&json!({}));
+    assert_eq!(decided, Decision::Allow(DecisionDetails::default()));
 }
 
 #[test]
-fn failures_are_told_ever_more_seldom() {
-    let judge = judge("allow := true", STRICT);
-    let told: Vec<u64> = (0..20).filter_map(|_| judge.count_failure()).collect();
-    assert_eq!(told, [1, 2, 4, 8, 16]);
+fn failures_are_reported_at_powers_of_two() {
+    let bundle = bundle("allow := true", STRICT);
+    let reported: Vec<u64> = (0..20).filter_map(|_| bundle.count_failure()).collect();
+    assert_eq!(reported, [1, 2, 4, 8, 16]);
 }

@@ -28,7 +28,7 @@ is_reading(name) if startswith(name, \"read\")
 }
 
 #[test]
-fn tests_pass_fail_or_cannot_be_run() {
+fn test_rules_pass_fail_or_report_an_error() {
     let tests = "package mcp.authz_test
 
 import data.mcp.authz
@@ -57,9 +57,9 @@ testing := true
         .map(|test| {
             let rule = test.rule.strip_prefix("data.mcp.authz_test.test_").unwrap();
             let outcome = match &test.outcome {
-                Outcome::Passed => "passed",
-                Outcome::Failed => "failed",
-                Outcome::Error(_) => "error",
+                TestOutcome::Passed => "passed",
+                TestOutcome::Failed => "failed",
+                TestOutcome::Error(_) => "error",
             };
             (rule, outcome, test.place.as_str())
         })
@@ -78,7 +78,7 @@ testing := true
 }
 
 #[test]
-fn a_decision_is_explained_by_the_rules_on_its_way() {
+fn explain_reports_values_of_all_rules() {
     let input = json!({"name": "write", "agent_id": "x"});
     let explained = explain(&[policy()], &json!({"trusted": ["root"]}), &input, LIMIT).unwrap();
     let said: Vec<_> = explained
@@ -88,45 +88,49 @@ fn a_decision_is_explained_by_the_rules_on_its_way() {
     assert_eq!(
         said,
         [
-            ("data.mcp.authz.allow", 3, &Held::Value(json!(false))),
-            ("data.mcp.authz.reason", 1, &Held::Value(json!("no write"))),
+            ("data.mcp.authz.allow", 3, &RuleValue::Value(json!(false))),
+            (
+                "data.mcp.authz.reason",
+                1,
+                &RuleValue::Value(json!("no write"))
+            ),
         ]
     );
     let input = json!({"name": "read"});
     assert_eq!(missing_input(&[policy()], &input), ["input.agent_id"]);
     let explained = explain(&[policy()], &json!({}), &input, LIMIT).unwrap();
-    assert_eq!(explained[1].value, Held::Undefined);
+    assert_eq!(explained[1].value, RuleValue::Undefined);
 }
 
 #[test]
-fn entrypoints_are_found_by_their_rules() {
+fn entrypoints_are_packages_with_a_deciding_rule() {
     let other = module("b.rego", "package a.b\nx := 1");
     assert_eq!(entrypoints(&[policy(), other]).unwrap(), ["mcp/authz"]);
 }
 
 #[test]
-fn what_cannot_be_read_is_said_with_its_place() {
+fn syntax_error_is_reported_with_location() {
     let bad = module("bad.rego", "package a\nx := ");
     let error = run_tests(&[bad], &json!({}), LIMIT).unwrap_err();
     assert!(error.to_string().starts_with("bad.rego:2"), "{error}");
 }
 
 #[test]
-fn an_endless_test_ends() {
+fn slow_test_stops_at_time_limit() {
     let text = "package a\ntest_slow if { some x in numbers.range(1, 3000); some y in numbers.range(1, 3000); x * y < 0 }";
     let tested = run_tests(
         &[module("a.rego", text)],
         &json!({}),
         Duration::from_millis(20),
     );
-    assert!(matches!(tested.unwrap()[0].outcome, Outcome::Error(_)));
+    assert!(matches!(tested.unwrap()[0].outcome, TestOutcome::Error(_)));
 }
 
-/// What docs/policies.md warns of: the machine of this version forgets `else` behind a body with
-/// a loop. Nothing passes by it, because the interpreter does not agree.
+/// docs/policies.md warns of this: the machine of this version ignores `else` after a body with a
+/// loop. Nothing is allowed by mistake, because the interpreter disagrees.
 #[test]
-fn else_behind_a_loop_is_read_in_two_ways() {
-    use super::super::{Budget, Bundle, Decision, Failure};
+fn else_after_loop_makes_evaluators_disagree() {
+    use super::super::{Budget, Bundle, Decision, EvaluationError};
 
     let text = "package mcp.authz
 default decision := true
@@ -144,7 +148,7 @@ decision := false if {
     ));
     let decided = decide(json!({"words": ["fine"], "evil": true}));
     assert!(
-        matches!(&decided, Decision::Failed(Failure::Error(why)) if why.contains("two ways")),
+        matches!(&decided, Decision::Failed(EvaluationError::Error(why)) if why.contains("disagree")),
         "{decided:?}"
     );
 }

@@ -24,12 +24,12 @@ pub(super) struct Measurement {
     /// The open directories, from the top.
     levels: Vec<Level>,
     /// The names on the path to the last of them.
-    way: Vec<CString>,
+    path_names: Vec<CString>,
     /// Directories that were too deep to enter, by path.
     deeper: Vec<Vec<CString>>,
     bytes: u64,
     /// The deleted files that are still open.
-    unnamed: Option<DeletedFiles>,
+    deleted_files: Option<DeletedFiles>,
 }
 
 struct Level {
@@ -45,10 +45,10 @@ impl Measurement {
         Ok(Self {
             top: top.as_fd().try_clone_to_owned()?,
             levels: vec![first],
-            way: vec![c".".to_owned()],
+            path_names: vec![c".".to_owned()],
             deeper: Vec::new(),
             bytes: 0,
-            unnamed: inside
+            deleted_files: inside
                 .map(|inside| DeletedFiles::begin(inside, top))
                 .transpose()?,
         })
@@ -56,13 +56,13 @@ impl Measurement {
 
     /// The size measured so far.
     pub(super) fn bytes(&self) -> u64 {
-        let unnamed = self.unnamed.as_ref().map_or(0, DeletedFiles::bytes);
-        self.bytes.saturating_add(unnamed)
+        let deleted_files = self.deleted_files.as_ref().map_or(0, DeletedFiles::bytes);
+        self.bytes.saturating_add(deleted_files)
     }
 
     /// Whether a process could not be examined.
     pub(super) fn has_hidden_process(&self) -> bool {
-        self.unnamed
+        self.deleted_files
             .as_ref()
             .is_some_and(DeletedFiles::has_hidden_process)
     }
@@ -79,7 +79,8 @@ impl Measurement {
 
     fn next(&mut self) -> bool {
         let Some(level) = self.levels.last_mut() else {
-            return self.descend_again() || self.unnamed.as_mut().is_some_and(DeletedFiles::next);
+            return self.descend_again()
+                || self.deleted_files.as_mut().is_some_and(DeletedFiles::next);
         };
         if let Some(listing) = &mut level.listing {
             // A failing listing ends, because the agent has removed the directory.
@@ -91,7 +92,7 @@ impl Measurement {
             if !matches!(name.to_bytes(), b"." | b"..")
                 && let Ok(data) = fstatat(&level.directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
             {
-                self.bytes = self.bytes.saturating_add(taken_by(&data));
+                self.bytes = self.bytes.saturating_add(size_of_entry(&data));
                 if is_directory(&data) {
                     level.below.push(name.to_owned());
                 }
@@ -100,29 +101,29 @@ impl Measurement {
         }
         let Some(name) = level.below.pop() else {
             self.levels.pop();
-            self.way.pop();
+            self.path_names.pop();
             return true;
         };
         if self.levels.len() >= MAX_DEPTH {
-            let mut way = self.way.clone();
-            way.push(name);
-            self.deeper.push(way);
+            let mut path_names = self.path_names.clone();
+            path_names.push(name);
+            self.deeper.push(path_names);
         } else if let Some(level) = self.levels.last()
             && let Ok(inner) = Level::enter(&level.directory, &name)
         {
             self.levels.push(inner);
-            self.way.push(name);
+            self.path_names.push(name);
         }
         true
     }
 
     /// Enters a directory that was too deep; returns whether there was one.
     fn descend_again(&mut self) -> bool {
-        let Some(way) = self.deeper.pop() else {
+        let Some(path_names) = self.deeper.pop() else {
             return false;
         };
         let mut at = None;
-        for name in &way {
+        for name in &path_names {
             let Ok(next) = open(at.as_ref().unwrap_or(&self.top), name) else {
                 return true;
             };
@@ -130,7 +131,7 @@ impl Measurement {
         }
         if let Some(Ok(level)) = at.map(|at| Level::enter(&at, c".")) {
             self.levels.push(level);
-            self.way = way;
+            self.path_names = path_names;
         }
         true
     }
@@ -160,7 +161,7 @@ fn is_directory(data: &FileStat) -> bool {
 
 /// The size of an entry. A file with several names is divided among them; all of them are in the
 /// tree, because the agent can create links nowhere else.
-fn taken_by(data: &FileStat) -> u64 {
+fn size_of_entry(data: &FileStat) -> u64 {
     let whole = u64::try_from(data.st_blocks)
         .unwrap_or(0)
         .saturating_mul(512);

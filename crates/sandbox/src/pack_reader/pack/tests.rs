@@ -120,8 +120,8 @@ proptest! {
     ) {
         let mut bytes = pack(ObjectFormat::Sha1);
         bytes.truncate(bytes.len() - 20);
-        for (place, value) in changes {
-            if let Some(byte) = bytes.get_mut(place) {
+        for (index, value) in changes {
+            if let Some(byte) = bytes.get_mut(index) {
                 *byte = value;
             }
         }

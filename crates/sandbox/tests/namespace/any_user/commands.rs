@@ -37,7 +37,7 @@ fn large_inputs_and_outputs_are_complete() {
 #[test]
 fn missing_program_is_a_clear_error() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
-    for (argv, said) in [
+    for (argv, printed) in [
         (vec!["no-such-program"], "running it: No such file"),
         (vec!["/etc/passwd"], "running it: Permission denied"),
         (vec![], "reading the command"),
@@ -47,7 +47,7 @@ fn missing_program_is_a_clear_error() {
             .exec(&id, &SandboxCommand::new(argv))
             .unwrap_err();
         assert!(matches!(error, SandboxError::Start { .. }), "{error}");
-        assert!(error.to_string().contains(said), "{error}");
+        assert!(error.to_string().contains(printed), "{error}");
     }
     let mut lost = SandboxCommand::shell("true");
     lost.directory = Some("/nowhere".into());

@@ -69,7 +69,7 @@ fn two_sandboxes_do_not_see_each_other() {
 fn calls_that_bypass_the_sandbox_are_refused() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.install_probe(&id);
-    let said = fixture.stdout_of(&id, "/tmp/probe forbidden < /dev/null");
+    let printed = fixture.stdout_of(&id, "/tmp/probe forbidden < /dev/null");
     let expected = [
         ("unshare-user", "EPERM"),
         ("unshare-net", "EPERM"),
@@ -124,9 +124,10 @@ fn calls_that_bypass_the_sandbox_are_refused() {
         ("sched-setattr", "EPERM"),
     ];
     let answer = |name: &str| {
-        said.lines()
+        printed
+            .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-            .unwrap_or_else(|| panic!("{name} was not tried: {said}"))
+            .unwrap_or_else(|| panic!("{name} was not tried: {printed}"))
     };
     for (name, wanted) in expected {
         assert_eq!(answer(name), wanted, "{name}");

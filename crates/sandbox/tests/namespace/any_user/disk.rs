@@ -15,17 +15,20 @@ pub(crate) fn assert_ends(fixture: &NamespaceFixture, id: &policy::id::SandboxId
     command.timeout = Some(std::time::Duration::from_secs(60));
     let error = fixture.backend.exec(id, &command).unwrap_err();
     assert!(matches!(error, SandboxError::Stopped { .. }), "{error}");
-    let said = error.to_string();
-    assert!(said.contains("disk limit: the sandbox holds"), "{said}");
+    let printed = error.to_string();
+    assert!(
+        printed.contains("disk limit: the sandbox holds"),
+        "{printed}"
+    );
 }
 
 fn assert_stops(line: &str) {
     let (fixture, id) = small();
     assert_ends(&fixture, &id, line);
-    let SandboxStatus::Error(said) = fixture.backend.status(&id) else {
+    let SandboxStatus::Error(printed) = fixture.backend.status(&id) else {
         panic!("{}", fixture.backend.status(&id));
     };
-    assert!(said.starts_with("disk limit"), "{said}");
+    assert!(printed.starts_with("disk limit"), "{printed}");
     let error = fixture
         .backend
         .exec(&id, &SandboxCommand::shell("true"))
@@ -34,7 +37,7 @@ fn assert_stops(line: &str) {
 }
 
 #[test]
-fn a_file_that_grows_without_end_stops_the_sandbox() {
+fn endlessly_growing_file_stops_the_sandbox() {
     assert_stops("dd if=/dev/zero of=/workspace/big bs=64k");
 }
 
@@ -62,7 +65,7 @@ fn open_deleted_files_count_towards_the_limit() {
 }
 
 #[test]
-fn a_closed_directory_hides_nothing_from_the_limit() {
+fn inaccessible_directory_counts_towards_the_disk_limit() {
     assert_stops(
         "mkdir /tmp/d; exec 9> /tmp/d/big; chmod 0 /tmp/d; while :; do head -c 65536 /dev/zero >&9; done",
     );

@@ -31,14 +31,14 @@ fn host_sockets_are_unreachable_by_path_and_name() {
     let door = fixture.directory.path().join("sandboxes/one/init.sock");
     for path in [&path, &door] {
         assert!(path.exists());
-        let said = fixture.stdout_of(&id, &format!("/tmp/probe reach {}", path.display()));
-        assert_eq!(said, "ENOENT\n");
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe reach {}", path.display()));
+        assert_eq!(printed, "ENOENT\n");
     }
     let name = format!("palisade-test-{}", std::process::id());
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let _listener = UnixListener::bind_addr(&address).unwrap();
-    let said = fixture.stdout_of(&id, &format!("/tmp/probe reach-abstract {name}"));
-    assert_eq!(said, "ECONNREFUSED\n");
+    let printed = fixture.stdout_of(&id, &format!("/tmp/probe reach-abstract {name}"));
+    assert_eq!(printed, "ECONNREFUSED\n");
 }
 
 #[test]
@@ -65,8 +65,8 @@ fn host_listeners_receive_nothing() {
                 address
             };
             let port = tcp.local_addr().unwrap().port();
-            let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{shown}:{port}'"));
-            assert!(said.contains("refused"), "{shown}: {said}");
+            let printed = fixture.stdout_of(&id, &format!("/tmp/probe connect '{shown}:{port}'"));
+            assert!(printed.contains("refused"), "{shown}: {printed}");
             let port = udp.local_addr().unwrap().port();
             fixture.stdout_of(&id, &format!("/tmp/probe send '{shown}:{port}'"));
         }
@@ -87,10 +87,10 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
         let command = SandboxCommand::new(["/bin/sh", "-c", line]);
         let running = fixture.backend.start(&one, &command, None).unwrap();
         let mut word = [0; 10];
-        let said = running.ends().get(1).unwrap();
-        let mut heard = 0;
-        while heard < word.len() {
-            heard += nix::unistd::read(said, &mut word[heard..]).unwrap();
+        let printed = running.ends().get(1).unwrap();
+        let mut received = 0;
+        while received < word.len() {
+            received += nix::unistd::read(printed, &mut word[received..]).unwrap();
         }
         assert_eq!(&word, b"listening\n");
         running
@@ -107,8 +107,8 @@ fn two_sandboxes_share_no_network_name_process_or_file() {
         "ECONNREFUSED\n"
     );
     for address in ["192.0.0.2:9000", "192.0.0.1:9000", "127.0.0.1:9000"] {
-        let said = stdout_of(&format!("/tmp/probe connect {address}"));
-        assert!(said.contains("refused"), "{address}: {said}");
+        let printed = stdout_of(&format!("/tmp/probe connect {address}"));
+        assert!(printed.contains("refused"), "{address}: {printed}");
     }
     // A process of an earlier command may not be reaped yet.
     until("only its own", || {

@@ -7,7 +7,7 @@ use sandbox::contract::{Force, SandboxBackend, SandboxCommand, SandboxError, San
 use crate::fixture::{NamespaceFixture, at_once, config, until};
 
 #[test]
-fn pause_and_resume_are_idempotent_and_a_paused_one_runs_nothing() {
+fn pause_is_idempotent_and_stops_every_process() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.stdout_of(
         &id,
@@ -53,7 +53,7 @@ fn deletion_leaves_no_process_mount_or_directory() {
 }
 
 #[test]
-fn an_init_that_was_killed_is_an_error_that_can_be_deleted() {
+fn sandbox_with_killed_init_has_error_status_until_deleted() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     let record = fixture.directory.path().join("sandboxes/one/record.json");
     let record: serde_json::Value =
@@ -121,7 +121,7 @@ fn init_of_another_protocol_version_has_unknown_status() {
 }
 
 #[test]
-fn force_ends_the_processes_of_a_record_that_cannot_be_read() {
+fn forced_delete_kills_processes_of_an_unreadable_record() {
     for paused in [false, true] {
         let (fixture, id) = NamespaceFixture::with_sandbox();
         fixture.stdout_of(&id, "(setsid sleep 4243 &) ; sleep 4243 >/dev/null 2>&1 &");
@@ -180,14 +180,14 @@ fn failed_create_leaves_nothing() {
 }
 
 #[test]
-fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
+fn killed_create_leaves_nothing_after_cleanup() {
     let fixture = NamespaceFixture::new();
     for round in 0..12_u64 {
         let id = format!("crash{}x{round}", std::process::id());
         let mut creator = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "any_user::lifecycle::a_created_sandbox_is_active_at_once",
+                "any_user::lifecycle::created_sandbox_is_active_immediately",
             ])
             .env("PALISADE_TEST_CREATE", fixture.directory.path())
             .env("PALISADE_TEST_ID", &id)
@@ -221,10 +221,12 @@ fn a_creator_killed_at_any_moment_leaves_nothing_after_cleanup() {
 
 /// Also run as the creator process that the test above kills.
 #[test]
-fn a_created_sandbox_is_active_at_once() {
+fn created_sandbox_is_active_immediately() {
     let fixture = NamespaceFixture::new();
-    let asked = std::env::var_os("PALISADE_TEST_CREATE");
-    let directory = asked.as_deref().map_or(fixture.directory.path(), Path::new);
+    let setting = std::env::var_os("PALISADE_TEST_CREATE");
+    let directory = setting
+        .as_deref()
+        .map_or(fixture.directory.path(), Path::new);
     let id = std::env::var("PALISADE_TEST_ID").unwrap_or_else(|_| "one".to_owned());
     let backend = crate::fixture::backend(directory.join("sandboxes"));
     let made = backend.create(&config(&id)).unwrap();

@@ -74,9 +74,9 @@ fn create_run_and_transfer_measured() {
             .unwrap();
     });
     time("exec that says 64 MB", 3, &mut |_| {
-        let said = backend
+        let printed = backend
             .exec(&id, &SandboxCommand::shell("head -c 60000000 file"))
             .unwrap();
-        assert_eq!(said.stdout.len(), 60_000_000);
+        assert_eq!(printed.stdout.len(), 60_000_000);
     });
 }

@@ -49,26 +49,26 @@ fn connection_to_any_address_arrives_with_its_destination() {
         let meant = SocketAddr::new(address.parse().unwrap(), port);
         let gate = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let heard = stream.local_addr().unwrap();
-            stream.write_all(heard.to_string().as_bytes()).unwrap();
+            let received = stream.local_addr().unwrap();
+            stream.write_all(received.to_string().as_bytes()).unwrap();
         });
-        let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{meant}'"));
-        assert_eq!(said.trim(), meant.to_string());
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe connect '{meant}'"));
+        assert_eq!(printed.trim(), meant.to_string());
         gate.join().unwrap();
     }
 }
 
 #[test]
-fn a_query_to_any_resolver_arrives_and_is_answered_from_its_address() {
+fn query_to_any_resolver_is_answered_from_its_address() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.install_probe(&id);
     for address in ["198.51.100.53", "2001:db8::53"] {
         let socket = door(&fixture, &id, ListenerTransport::Udp, 53, address).socket;
         let meant = SocketAddr::new(address.parse().unwrap(), 53);
         let gate = std::thread::spawn(move || answer_one(&socket));
-        let said = fixture.stdout_of(&id, &format!("/tmp/probe query '{meant}'"));
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe query '{meant}'"));
         assert_eq!(gate.join().unwrap(), meant.ip());
-        assert_eq!(said.trim(), "you asked");
+        assert_eq!(printed.trim(), "you asked");
     }
 }
 
@@ -129,8 +129,8 @@ fn localhost_is_private_also_on_the_gates_ports() {
         "127.0.0.1:8080",
         "127.0.0.53:53",
     ] {
-        let said = fixture.stdout_of(&id, &format!("/tmp/probe serve '{address}'"));
-        assert_eq!(said, "own\n", "{address}");
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe serve '{address}'"));
+        assert_eq!(printed, "own\n", "{address}");
     }
 }
 
@@ -139,8 +139,8 @@ fn connection_to_a_closed_port_is_refused_and_reported() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.install_probe(&id);
     for address in ["192.0.2.1:22", "192.0.0.1:22", "[2001:db8::1]:25"] {
-        let said = fixture.stdout_of(&id, &format!("/tmp/probe connect '{address}'"));
-        assert!(said.contains("refused"), "{address}: {said}");
+        let printed = fixture.stdout_of(&id, &format!("/tmp/probe connect '{address}'"));
+        assert!(printed.contains("refused"), "{address}: {printed}");
     }
     let cards = fixture.stdout_of(&id, "ls /proc/sys/net/ipv4/conf");
     assert_eq!(cards, "all\ndefault\neth0\nlo\n");

@@ -86,7 +86,7 @@ fn fixture() -> (NamespaceFixture, SandboxId) {
 }
 
 #[test]
-fn a_connection_belongs_to_the_program_that_made_it() {
+fn connection_owner_is_the_program_that_opened_it() {
     let (fixture, id) = fixture();
     for meant in [MEANT, "[2001:db8::1]:443"] {
         let line = format!("/tmp/probe connect '{meant}'");
@@ -190,7 +190,7 @@ fn deleted_executable_has_no_owner_even_if_replaced() {
 }
 
 #[test]
-fn program_path_that_is_no_text_has_no_owner() {
+fn program_path_that_is_not_utf8_has_no_owner() {
     let (fixture, id) = fixture();
     for name in [r"/tmp/a\nb/curl", r"/tmp/\033[2J/curl", r"/tmp/\377/curl"] {
         let line = format!(
@@ -231,14 +231,14 @@ fn starting_commands_do_not_hide_the_owner() {
                 backend.exec(&id, &SandboxCommand::shell("true")).unwrap();
             }
         });
-        let mut asked = 0;
-        while !busy.is_finished() || asked == 0 {
+        let mut requested = 0;
+        while !busy.is_finished() || requested == 0 {
             assert_eq!(
                 call.program().as_deref(),
                 Some("/tmp/probe"),
-                "after {asked}"
+                "after {requested}"
             );
-            asked += 1;
+            requested += 1;
         }
     });
 }
@@ -289,7 +289,7 @@ fn running_upload_does_not_hide_the_owner() {
 }
 
 #[test]
-fn stopped_init_is_not_waited_for() {
+fn stopped_init_does_not_delay_the_lookup() {
     let (fixture, id) = fixture();
     let call = Call::of(&fixture, &id, &format!("/tmp/probe connect {MEANT}"));
     let record = fixture.directory.path().join("sandboxes/one/record.json");
@@ -305,11 +305,14 @@ fn stopped_init_is_not_waited_for() {
     let ends = call.ends();
     let answers: Vec<_> = std::thread::scope(|scope| {
         let id = &id;
-        let asked: Vec<_> = backends
+        let requested: Vec<_> = backends
             .iter()
             .map(|backend| scope.spawn(move || backend.socket_owner(id, ends.0, ends.1).is_ok()))
             .collect();
-        asked.into_iter().map(|one| one.join().unwrap()).collect()
+        requested
+            .into_iter()
+            .map(|one| one.join().unwrap())
+            .collect()
     });
     let took = begun.elapsed();
     kill(init, Signal::SIGCONT).unwrap();

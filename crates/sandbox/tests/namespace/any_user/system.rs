@@ -216,15 +216,15 @@ fn survey_reports_features_and_leaves_nothing() {
 #[test]
 fn missing_landlock_is_one_warning() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
-    let told = fixture.backend.warnings(&id).unwrap();
-    let told = told
+    let printed = fixture.backend.warnings(&id).unwrap();
+    let printed = printed
         .iter()
         .filter(|one| one.starts_with("landlock"))
         .count();
     let found = fixture.backend.survey().unwrap();
     let landlock = found.iter().find(|one| one.what == "landlock").unwrap();
     assert_eq!(
-        told == 0,
+        printed == 0,
         landlock.verdict == SurveyVerdict::Well,
         "{landlock:?}"
     );
@@ -258,7 +258,7 @@ fn user_namespaces_need_the_nested_option() {
         );
     }
     fixture.install_probe(&nested);
-    let said = fixture.stdout_of(&nested, "/tmp/probe forbidden < /dev/null");
+    let printed = fixture.stdout_of(&nested, "/tmp/probe forbidden < /dev/null");
     for refused in [
         "clone3: ENOSYS",
         "setns: ENOSYS",
@@ -277,8 +277,8 @@ fn user_namespaces_need_the_nested_option() {
         "prlimit-init: EPERM",
     ] {
         assert!(
-            said.lines().any(|line| line == refused),
-            "{refused}: {said}"
+            printed.lines().any(|line| line == refused),
+            "{refused}: {printed}"
         );
     }
 }

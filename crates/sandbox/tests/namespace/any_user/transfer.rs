@@ -113,7 +113,7 @@ fn refused_upload_changes_nothing_and_names_the_reason() {
 }
 
 #[test]
-fn a_download_ends_at_its_bounds_and_names_what_is_missing() {
+fn download_over_its_bounds_names_the_missing_files() {
     let (fixture, id) = NamespaceFixture::with_sandbox();
     fixture.stdout_of(
         &id,

@@ -9,7 +9,7 @@ use crate::content::{self, WAV};
 use crate::server::{Call, Cancelled};
 use crate::wire::Outcome;
 
-const MOMENT: Duration = Duration::from_millis(50);
+const STEP_DELAY: Duration = Duration::from_millis(50);
 
 /// Whether the tool takes time, or sends a request to the client.
 pub(crate) fn waits(name: &str) -> bool {
@@ -64,7 +64,7 @@ pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled
         "test_elicitation_sep1330_enums" => form(call, choices())?,
         "test_streaming_elicitation" => {
             call.progress(0, 1);
-            told(&call.ask(name_question("Who is it?", ""))?)
+            echo_reply(&call.send_request(name_question("Who is it?", ""))?)
         }
         "test_trigger_tool_change" => {
             call.server.more_tools.fetch_xor(true, Ordering::Relaxed);
@@ -75,18 +75,18 @@ pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled
             changed(call, "notifications/prompts/list_changed")
         }
         "test_input_required_result_elicitation" => {
-            greet(&call.ask(name_question("What is your name?", "user_name"))?)
+            greet(&call.send_request(name_question("What is your name?", "user_name"))?)
         }
         "test_input_required_result_sampling" => {
             let question = model_question("What is the capital of France?", "capital_question");
-            told(&call.ask(question)?)
+            echo_reply(&call.send_request(question)?)
         }
         "test_input_required_result_list_roots" => {
-            told(&call.ask(("roots/list", json!({}), "client_roots"))?)
+            echo_reply(&call.send_request(("roots/list", json!({}), "client_roots"))?)
         }
         "test_input_required_result_request_state"
         | "test_input_required_result_tampered_state" => {
-            let answer = call.ask(("elicitation/create", yes(), "confirm"))?;
+            let answer = call.send_request(("elicitation/create", yes(), "confirm"))?;
             match answer {
                 Ok(_) => Outcome::text("state-ok"),
                 Err(error) => Outcome::failed(&error.to_string()),
@@ -94,8 +94,8 @@ pub(crate) fn call(name: &str, call: &Call) -> Result<Option<Outcome>, Cancelled
         }
         "test_input_required_result_multiple_inputs" => several(call)?,
         "test_input_required_result_multi_round" => {
-            let first = call.ask(name_question("Step 1: What is your name?", "step1"))?;
-            let second = call.ask(("elicitation/create", colour(), "step2"))?;
+            let first = call.send_request(name_question("Step 1: What is your name?", "step1"))?;
+            let second = call.send_request(("elicitation/create", colour(), "step2"))?;
             match (first, second) {
                 (Ok(first), Ok(second)) => Outcome::text(format!("{first} {second}")),
                 (Err(error), _) | (_, Err(error)) => Outcome::failed(&error.to_string()),
@@ -126,7 +126,7 @@ fn logging(call: &Call) -> Result<Outcome, Cancelled> {
     .enumerate()
     {
         if number > 0 {
-            call.pause(MOMENT)?;
+            call.pause(STEP_DELAY)?;
         }
         call.server.log("info", &json!(text));
     }
@@ -136,7 +136,7 @@ fn logging(call: &Call) -> Result<Outcome, Cancelled> {
 fn progress(call: &Call) -> Result<Outcome, Cancelled> {
     for done in [0, 50, 100] {
         if done > 0 {
-            call.pause(MOMENT)?;
+            call.pause(STEP_DELAY)?;
         }
         call.progress(done, 100);
     }
@@ -145,7 +145,7 @@ fn progress(call: &Call) -> Result<Outcome, Cancelled> {
 
 fn sampling(call: &Call) -> Result<Outcome, Cancelled> {
     let prompt = call.text("prompt");
-    let answer = call.ask(model_question(prompt, ""))?;
+    let answer = call.send_request(model_question(prompt, ""))?;
     Ok(match answer {
         Ok(answer) => {
             let text = answer.pointer("/content/text").and_then(Value::as_str);
@@ -167,24 +167,28 @@ fn elicitation(call: &Call) -> Result<Outcome, Cancelled> {
             "required": ["username", "email"],
         },
     });
-    Ok(match call.ask(("elicitation/create", params, ""))? {
-        Ok(answer) => Outcome::text(format!("User response: {answer}")),
-        Err(error) => Outcome::failed(&format!("Elicitation failed: {error}")),
-    })
+    Ok(
+        match call.send_request(("elicitation/create", params, ""))? {
+            Ok(answer) => Outcome::text(format!("User response: {answer}")),
+            Err(error) => Outcome::failed(&format!("Elicitation failed: {error}")),
+        },
+    )
 }
 
 fn form(call: &Call, properties: Value) -> Result<Outcome, Cancelled> {
     let schema = json!({"type": "object", "properties": properties, "required": []});
     let params = json!({"message": "Please fill in this form", "requestedSchema": schema});
-    Ok(match call.ask(("elicitation/create", params, ""))? {
-        Ok(answer) => {
-            let action = answer.get("action").and_then(Value::as_str).unwrap_or("");
-            let content = answer.get("content").unwrap_or(&Value::Null);
-            let text = format!("Elicitation completed: action={action}, content={content}");
-            Outcome::text(text)
-        }
-        Err(error) => Outcome::failed(&format!("Elicitation failed: {error}")),
-    })
+    Ok(
+        match call.send_request(("elicitation/create", params, ""))? {
+            Ok(answer) => {
+                let action = answer.get("action").and_then(Value::as_str).unwrap_or("");
+                let content = answer.get("content").unwrap_or(&Value::Null);
+                let text = format!("Elicitation completed: action={action}, content={content}");
+                Outcome::text(text)
+            }
+            Err(error) => Outcome::failed(&format!("Elicitation failed: {error}")),
+        },
+    )
 }
 
 fn defaults() -> Value {
@@ -265,7 +269,7 @@ fn colour() -> Value {
 }
 
 fn several(call: &Call) -> Result<Outcome, Cancelled> {
-    let answers = call.ask_all(vec![
+    let answers = call.send_requests(vec![
         name_question("What is your name?", "user_name"),
         model_question("Generate a greeting", "greeting"),
         ("roots/list", json!({}), "client_roots"),
@@ -286,7 +290,7 @@ fn capable(call: &Call) -> Result<Outcome, Cancelled> {
     if call.server.client_can("elicitation") {
         questions.push(name_question("What is your name?", "user_name"));
     }
-    let answers = call.ask_all(questions)?;
+    let answers = call.send_requests(questions)?;
     Ok(Outcome::text(format!("{} answers", answers.len())))
 }
 
@@ -303,7 +307,7 @@ fn greet(answer: &Result<Value, Value>) -> Outcome {
     }
 }
 
-fn told(answer: &Result<Value, Value>) -> Outcome {
+fn echo_reply(answer: &Result<Value, Value>) -> Outcome {
     match answer {
         Ok(answer) => Outcome::text(answer.to_string()),
         Err(error) => Outcome::failed(&error.to_string()),

@@ -8,7 +8,7 @@ use crate::server::{Server, text};
 use crate::wire::Outcome;
 
 /// Tools without arguments, with their descriptions.
-const PLAIN: &[(&str, &str)] = &[
+const WITHOUT_ARGUMENTS: &[(&str, &str)] = &[
     ("test_simple_text", "Returns a text"),
     ("test_image_content", "Returns a picture"),
     ("test_audio_content", "Returns a sound"),
@@ -17,58 +17,61 @@ const PLAIN: &[(&str, &str)] = &[
         "test_multiple_content_types",
         "Returns content of several kinds",
     ),
-    ("test_tool_with_logging", "Logs three times on its way"),
-    ("test_logging_tool", "Logs three times on its way"),
+    ("test_tool_with_logging", "Logs three times while it runs"),
+    ("test_logging_tool", "Logs three times while it runs"),
     ("test_error_handling", "Fails"),
-    ("test_tool_with_progress", "Tells its progress thrice"),
+    ("test_tool_with_progress", "Reports progress three times"),
     (
         "test_elicitation_sep1034_defaults",
-        "Asks for values that have defaults",
+        "Requests values with defaults",
     ),
     (
         "test_elicitation_sep1330_enums",
-        "Asks for choices of every kind",
+        "Requests choices of every kind",
     ),
-    ("test_reconnection", "Takes a moment"),
+    ("test_reconnection", "Answers after 300 ms"),
     (
         "test_missing_capability",
-        "Asks the client's model, whether it has one or not",
+        "Sends a sampling request without checking the client's capability",
     ),
-    ("test_streaming_elicitation", "Asks the person on its way"),
-    ("test_trigger_tool_change", "Adds a tool, or takes it away"),
     (
-        "test_trigger_prompt_change",
-        "Adds a prompt, or takes it away",
+        "test_streaming_elicitation",
+        "Sends an elicitation request while it runs",
     ),
-    ("test_input_required_result_elicitation", "Asks for a name"),
+    ("test_trigger_tool_change", "Adds or removes a tool"),
+    ("test_trigger_prompt_change", "Adds or removes a prompt"),
+    ("test_input_required_result_elicitation", "Requests a name"),
     (
         "test_input_required_result_sampling",
-        "Asks the client's model",
+        "Sends a sampling request",
     ),
     (
         "test_input_required_result_list_roots",
-        "Asks for the client's roots",
+        "Requests the client's roots",
     ),
-    ("test_input_required_result_request_state", "Asks for a yes"),
+    (
+        "test_input_required_result_request_state",
+        "Requests a confirmation",
+    ),
     (
         "test_input_required_result_multiple_inputs",
-        "Asks three things at once",
+        "Sends three requests at once",
     ),
     (
         "test_input_required_result_multi_round",
-        "Asks one thing after the other",
+        "Sends requests one after the other",
     ),
     (
         "test_input_required_result_tampered_state",
-        "Asks for a yes",
+        "Requests a confirmation",
     ),
     (
         "test_input_required_result_capabilities",
-        "Asks what the client can answer",
+        "Sends requests for the client's capabilities only",
     ),
     ("hang", "Never answers"),
-    ("list_changed", "Says that a list has changed"),
-    ("who", "Tells its process and how many sessions it has seen"),
+    ("list_changed", "Sends a list_changed notification"),
+    ("who", "Returns its process id and the number of sessions"),
 ];
 
 /// Tools with arguments: name, description, properties, required properties.
@@ -78,32 +81,32 @@ fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
     vec![
         (
             "test_sampling",
-            "Asks the client's model",
+            "Sends a sampling request",
             json!({"prompt": string()}),
             json!(["prompt"]),
         ),
         (
             "test_elicitation",
-            "Asks the person",
+            "Sends an elicitation request",
             json!({"message": string()}),
             json!(["message"]),
         ),
         (
             "test_header_param",
-            "Has an argument that is a header as well",
+            "Has an argument that is also a header",
             json!({"region": {"type": "string", "x-mcp-header": "Region"}}),
             json!(["region"]),
         ),
         ("sleep", "Answers later", json!({"ms": number()}), json!([])),
         (
             "crash",
-            "Ends in the middle of its answer",
+            "Exits in the middle of its response",
             json!({"code": number(), "before": {"type": "boolean"}}),
             json!([]),
         ),
         (
             "flood",
-            "Writes junk first: so many lines, then one of so many bytes",
+            "Writes `lines` junk lines and one of `bytes` bytes before its response",
             json!({"lines": number(), "bytes": number()}),
             json!([]),
         ),
@@ -115,31 +118,31 @@ fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
         ),
         (
             "env",
-            "Tells its environment",
+            "Returns its environment",
             json!({"name": string()}),
             json!([]),
         ),
         (
             "progress",
-            "Tells its progress so many times, and answers when a file is there",
+            "Reports progress `steps` times, and answers when the file `until` exists",
             json!({"steps": number(), "ms": number(), "until": string()}),
             json!([]),
         ),
         (
             "cancellable",
-            "Waits to be cancelled, and writes what it was told to a file",
+            "Waits for its cancellation, and writes the notification to a file",
             json!({"file": string()}),
             json!(["file"]),
         ),
         (
             "stderr_lines",
-            "Writes so many lines to stderr",
+            "Writes `count` lines to stderr",
             json!({"count": number(), "text": string()}),
             json!([]),
         ),
         (
             "big",
-            "Answers with so many bytes",
+            "Returns `bytes` bytes",
             json!({"bytes": number()}),
             json!([]),
         ),
@@ -159,7 +162,7 @@ fn with_arguments() -> Vec<(&'static str, &'static str, Value, Value)> {
 }
 
 /// A schema with keywords of JSON Schema 2020-12 that a relay must keep.
-fn wordy_schema() -> Value {
+fn schema_2020_12() -> Value {
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -188,10 +191,10 @@ pub(crate) fn tools(server: &Server, params: &Value) -> Outcome {
     let described = server.options.description.as_deref();
     let mut tools = vec![json!({
         "name": "echo_raw",
-        "description": described.unwrap_or("Returns its arguments as they came"),
+        "description": described.unwrap_or("Returns its arguments unchanged"),
         "inputSchema": {"type": "object"},
     })];
-    tools.extend(PLAIN.iter().map(|(name, description)| {
+    tools.extend(WITHOUT_ARGUMENTS.iter().map(|(name, description)| {
         let schema = json!({"type": "object", "properties": {}});
         json!({"name": name, "description": description, "inputSchema": schema})
     }));
@@ -203,12 +206,12 @@ pub(crate) fn tools(server: &Server, params: &Value) -> Outcome {
     tools.push(json!({
         "name": "json_schema_2020_12_tool",
         "description": "Tool with JSON Schema 2020-12 features",
-        "inputSchema": wordy_schema(),
+        "inputSchema": schema_2020_12(),
     }));
     if server.more_tools.load(Ordering::Relaxed) {
         tools.push(json!({
             "name": "test_dynamic_tool",
-            "description": "Is not always there",
+            "description": "Listed only after a change",
             "inputSchema": {"type": "object"},
         }));
     }
@@ -232,10 +235,12 @@ pub(crate) fn prompts(server: &Server, params: &Value) -> Outcome {
             "arguments": [argument("resourceUri")],
         }),
         json!({"name": "test_prompt_with_image", "description": "A picture and a text"}),
-        json!({"name": "test_input_required_result_prompt", "description": "Asks for its context"}),
+        json!({"name": "test_input_required_result_prompt", "description": "Requests its context"}),
     ];
     if server.more_prompts.load(Ordering::Relaxed) {
-        prompts.push(json!({"name": "test_dynamic_prompt", "description": "Is not always there"}));
+        prompts.push(
+            json!({"name": "test_dynamic_prompt", "description": "Listed only after a change"}),
+        );
     }
     page(server, "prompts", prompts, params)
 }

@@ -1,8 +1,8 @@
 //! A stdio MCP server for tests: everything that `@modelcontextprotocol/conformance` requires of a
 //! server, and tools that misbehave on purpose.
 //!
-//! Written by hand, without an SDK, so that tests control every byte. It supports the revisions
-//! that begin with `initialize` (2024-11-05 to 2025-11-25). Its options are
+//! The server is written without an SDK, so that tests control every byte. It supports the
+//! revisions that begin with `initialize` (2024-11-05 to 2025-11-25). Its options are
 //! arguments, or words in `MCP_FIXTURE`; see [`options::Options`].
 
 mod conformance;
@@ -28,12 +28,12 @@ fn main() -> ExitCode {
     let options = match Options::read() {
         Ok(options) => options,
         Err(unknown) => {
-            eprintln!("mcp-fixture: unknown switch {unknown}");
+            eprintln!("mcp-fixture: unknown option {unknown}");
             return ExitCode::from(2);
         }
     };
     if options.dies() {
-        eprintln!("mcp-fixture: told to die at start");
+        eprintln!("mcp-fixture: exits at start because of --die");
         return ExitCode::from(3);
     }
     if options.stubborn {
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             Ok(_) if deaf => {}
-            Ok(_) => server.hear(&line),
+            Ok(_) => server.handle_line(&line),
         }
     }
 }

@@ -25,15 +25,15 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the arguments, then the words of `MCP_FIXTURE`; the error is the unknown word.
+    /// Reads the arguments, then the words of `MCP_FIXTURE`; the error is the unknown argument.
     pub(crate) fn read() -> Result<Self, String> {
         let more = std::env::var("MCP_FIXTURE").unwrap_or_default();
         let more: Vec<String> = more.split_whitespace().map(str::to_owned).collect();
-        let mut words = std::env::args().skip(1).chain(more);
+        let mut arguments = std::env::args().skip(1).chain(more);
         let mut options = Self::default();
-        while let Some(word) = words.next() {
-            let mut value = || words.next().ok_or_else(|| word.clone());
-            match word.as_str() {
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| argument.clone());
+            match argument.as_str() {
                 "--die" => options.die = true,
                 "--die-unless" => options.die_unless = Some(value()?.into()),
                 "--deaf" => options.deaf = true,
@@ -45,8 +45,8 @@ impl Options {
                     options.description = Some(text.trim().to_owned());
                 }
                 "--revision" => options.revision = Some(value()?),
-                "--pages" => options.page = Some(value()?.parse().map_err(|_| word.clone())?),
-                _ => return Err(word),
+                "--pages" => options.page = Some(value()?.parse().map_err(|_| argument.clone())?),
+                _ => return Err(argument),
             }
         }
         Ok(options)

@@ -42,7 +42,7 @@ pub(crate) fn get(call: &Call) -> Result<Outcome, Cancelled> {
                     "required": ["context"],
                 },
             });
-            match call.ask(("elicitation/create", params, "user_context"))? {
+            match call.send_request(("elicitation/create", params, "user_context"))? {
                 Ok(answer) => vec![content::text(&format!("Context: {answer}"))],
                 Err(error) => return Ok(Outcome::invalid(format!("not answered: {error}"))),
             }
@@ -60,9 +60,9 @@ pub(crate) fn get(call: &Call) -> Result<Outcome, Cancelled> {
 /// Values that start with the typed text.
 pub(crate) fn complete(params: &Value) -> Outcome {
     let typed = params.pointer("/argument/value").and_then(Value::as_str);
-    let words = ["paris", "park", "party", "test", "testing"];
+    let candidates = ["paris", "park", "party", "test", "testing"];
     let typed = typed.unwrap_or("");
-    let values: Vec<&str> = words
+    let values: Vec<&str> = candidates
         .into_iter()
         .filter(|word| word.starts_with(typed))
         .collect();

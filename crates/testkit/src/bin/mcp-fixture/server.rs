@@ -37,7 +37,7 @@ pub(crate) struct Server {
     /// Calls that were cancelled and have not ended yet.
     ending: Mutex<HashSet<String>>,
     ended: Condvar,
-    asked: Mutex<HashMap<String, Sender<Event>>>,
+    pending_requests: Mutex<HashMap<String, Sender<Event>>>,
     capabilities: Mutex<Value>,
     pub(crate) subscribed: Mutex<HashSet<String>>,
     questions: AtomicU64,
@@ -75,7 +75,7 @@ pub(crate) struct Call {
 pub(crate) struct Cancelled(pub(crate) String);
 
 /// A request to the client: its method, its params, and its key in 2026-07-28.
-pub(crate) type Question<'a> = (&'a str, Value, &'a str);
+pub(crate) type ClientRequest<'a> = (&'a str, Value, &'a str);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,7 +88,7 @@ impl Server {
             running: Mutex::default(),
             ending: Mutex::default(),
             ended: Condvar::new(),
-            asked: Mutex::default(),
+            pending_requests: Mutex::default(),
             capabilities: Mutex::new(json!({})),
             subscribed: Mutex::default(),
             questions: AtomicU64::new(0),
@@ -100,9 +100,9 @@ impl Server {
     }
 
     /// Handles a line from the client.
-    pub(crate) fn hear(self: &Arc<Self>, line: &[u8]) {
+    pub(crate) fn handle_line(self: &Arc<Self>, line: &[u8]) {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
-            self.say("{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700,\"message\":\"Parse error\"}}");
+            self.write_lines("{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32700,\"message\":\"Parse error\"}}");
             return;
         };
         match (&message.method, message.id) {
@@ -153,9 +153,9 @@ impl Server {
             "ping" => Outcome::value(&json!({})),
             "logging/setLevel" => self.set_level(&call.params),
             "tools/list" => listing::tools(self, &call.params),
-            "tools/call" => tools::call(call).unwrap_or(Outcome::Silence),
+            "tools/call" => tools::call(call).unwrap_or(Outcome::NoResponse),
             "prompts/list" => listing::prompts(self, &call.params),
-            "prompts/get" => prompts::get(call).unwrap_or(Outcome::Silence),
+            "prompts/get" => prompts::get(call).unwrap_or(Outcome::NoResponse),
             "resources/list" => listing::resources(self, &call.params),
             "resources/templates/list" => listing::templates(),
             "resources/read" => resources::read(&call.params),
@@ -178,10 +178,10 @@ impl Server {
         let capabilities = params.get("capabilities").cloned();
         *lock(&self.capabilities) = capabilities.unwrap_or_else(|| json!({}));
         let newest = self.options.revision.as_deref().unwrap_or("2025-11-25");
-        let asked = text(params, "protocolVersion");
-        let known = REVISIONS.contains(&asked) && asked <= newest;
+        let requested = text(params, "protocolVersion");
+        let known = REVISIONS.contains(&requested) && requested <= newest;
         Outcome::value(&json!({
-            "protocolVersion": if known { asked } else { newest },
+            "protocolVersion": if known { requested } else { newest },
             "capabilities": {
                 "tools": {"listChanged": true},
                 "prompts": {"listChanged": true},
@@ -235,7 +235,7 @@ impl Server {
         let Ok(id) = serde_json::from_str::<String>(id) else {
             return;
         };
-        let Some(call) = lock(&self.asked).remove(&id) else {
+        let Some(call) = lock(&self.pending_requests).remove(&id) else {
             return;
         };
         let value = |raw: &str| serde_json::from_str(raw).unwrap_or(Value::Null);
@@ -249,20 +249,20 @@ impl Server {
 
     fn answer(&self, id: &str, outcome: &Outcome) {
         if let Some(line) = outcome.line(id) {
-            self.say(&line);
+            self.write_lines(&line);
         }
     }
 
     /// Writes lines in one write.
-    pub(crate) fn say(&self, line: &str) {
+    pub(crate) fn write_lines(&self, line: &str) {
         let mut bytes = Vec::with_capacity(line.len() + 1);
         bytes.extend_from_slice(line.as_bytes());
         bytes.push(b'\n');
-        self.say_bytes(&bytes);
+        self.write_bytes(&bytes);
     }
 
     /// Writes raw bytes.
-    pub(crate) fn say_bytes(&self, bytes: &[u8]) {
+    pub(crate) fn write_bytes(&self, bytes: &[u8]) {
         let mut out = std::io::stdout().lock();
         if out.write_all(bytes).and_then(|()| out.flush()).is_err() && !self.options.stubborn {
             std::process::exit(0);
@@ -271,13 +271,13 @@ impl Server {
 
     /// Sends a notification.
     pub(crate) fn notify(&self, method: &str, params: &Value) {
-        self.say(&notification(method, params));
+        self.write_lines(&notification(method, params));
     }
 
     /// Sends a log notification, if the client's level includes it.
     pub(crate) fn log(&self, level: &str, data: &Value) {
-        let place = LEVELS.iter().position(|known| *known == level);
-        if place.is_none_or(|place| place >= self.level.load(Ordering::Relaxed)) {
+        let index = LEVELS.iter().position(|known| *known == level);
+        if index.is_none_or(|index| index >= self.level.load(Ordering::Relaxed)) {
             let params = json!({"level": level, "logger": "mcp-fixture", "data": data});
             self.notify("notifications/message", &params);
         }
@@ -350,15 +350,18 @@ impl Call {
     }
 
     /// Sends one request to the client.
-    pub(crate) fn ask(&self, question: Question<'_>) -> Result<Result<Value, Value>, Cancelled> {
-        let mut answers = self.ask_all(vec![question])?;
+    pub(crate) fn send_request(
+        &self,
+        question: ClientRequest<'_>,
+    ) -> Result<Result<Value, Value>, Cancelled> {
+        let mut answers = self.send_requests(vec![question])?;
         Ok(answers.pop().unwrap_or(Err(Value::Null)))
     }
 
     /// Sends several requests in one write, and waits for all responses.
-    pub(crate) fn ask_all(
+    pub(crate) fn send_requests(
         &self,
-        questions: Vec<Question<'_>>,
+        questions: Vec<ClientRequest<'_>>,
     ) -> Result<Vec<Result<Value, Value>>, Cancelled> {
         let mut ids = Vec::new();
         let mut lines = Vec::new();
@@ -370,10 +373,10 @@ impl Call {
             }
             let line = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
             lines.push(line.to_string());
-            lock(&self.server.asked).insert(id.clone(), self.sender.clone());
+            lock(&self.server.pending_requests).insert(id.clone(), self.sender.clone());
             ids.push(id);
         }
-        self.server.say(&lines.join("\n"));
+        self.server.write_lines(&lines.join("\n"));
         let mut answers: HashMap<String, Result<Value, Value>> = HashMap::new();
         while answers.len() < ids.len() {
             match self.events.recv() {
@@ -381,8 +384,8 @@ impl Call {
                     answers.insert(id, answer);
                 }
                 Ok(Event::Cancelled(params)) => {
-                    let mut asked = lock(&self.server.asked);
-                    ids.iter().for_each(|id| drop(asked.remove(id)));
+                    let mut pending = lock(&self.server.pending_requests);
+                    ids.iter().for_each(|id| drop(pending.remove(id)));
                     return Err(Cancelled(params));
                 }
                 Err(_) => break,

@@ -78,7 +78,7 @@ fn echo(raw: &str) -> Outcome {
 fn crash(call: &Call) -> Outcome {
     if call.argument("before") != true {
         call.server
-            .say_bytes(br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"te"#);
+            .write_bytes(br#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"te"#);
     }
     let code = i32::try_from(call.number("code", 7)).unwrap_or(7);
     std::process::exit(code);
@@ -88,11 +88,11 @@ fn flood(call: &Call) -> Outcome {
     let lines = call.number("lines", 1000);
     for number in 0..lines {
         call.server
-            .say(&format!("junk {number}: this is no JSON-RPC"));
+            .write_lines(&format!("junk {number}: this is no JSON-RPC"));
     }
     let bytes = usize::try_from(call.number("bytes", 0)).unwrap_or(0);
     if bytes > 0 {
-        call.server.say(&"x".repeat(bytes));
+        call.server.write_lines(&"x".repeat(bytes));
     }
     Outcome::text("Flooded.")
 }
@@ -131,8 +131,8 @@ fn progress(call: &Call) -> Result<Outcome, Cancelled> {
         call.progress(step, steps);
     }
     // Some clients ignore progress that arrives with the result.
-    let heard = call.text("until");
-    while !heard.is_empty() && !Path::new(heard).exists() {
+    let file = call.text("until");
+    while !file.is_empty() && !Path::new(file).exists() {
         call.pause(Duration::from_millis(5))?;
     }
     Ok(Outcome::text("Done."))
@@ -223,7 +223,7 @@ fn ask(call: &Call) -> Result<Outcome, Cancelled> {
         _ => json!({}),
     };
     let question = (call.text("method"), params, call.text("key"));
-    Ok(match call.ask(question)? {
+    Ok(match call.send_request(question)? {
         Ok(answer) => Outcome::text(json!({"result": answer}).to_string()),
         Err(error) => Outcome::text(json!({"error": error}).to_string()),
     })

@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
     /// An error.
     Error(i64, String, Option<Value>),
     /// No response: the request was cancelled.
-    Silence,
+    NoResponse,
 }
 
 impl Outcome {
@@ -66,7 +66,7 @@ impl Outcome {
                 }
                 Some(format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
             }
-            Self::Silence => None,
+            Self::NoResponse => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The clients: where each keeps its servers, and how it writes one down.
+//! MCP clients: the path of each client's configuration file, and its format of a server entry.
 
 use std::path::PathBuf;
 
@@ -7,15 +7,16 @@ use serde_json::{Value, json};
 
 use super::edit;
 
-/// What the server is called in a client's file.
+/// Name of the server in a client's file.
 pub const NAME: &str = "palisade";
 
-/// Codex gives up on a call after a minute; a command may take five, or as long as it is given.
-const CODEX_PATIENCE: i64 = 600;
+/// Tool timeout for Codex, in seconds. Its default of one minute is too short: a command may
+/// take five minutes or more.
+const CODEX_TOOL_TIMEOUT: i64 = 600;
 
-/// A client that can be told.
+/// An MCP client that can be configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Client {
+pub enum McpClient {
     /// Claude Code
     Claude,
     /// Codex
@@ -31,16 +32,16 @@ pub enum Client {
 }
 
 /// The program and its arguments, as a client's configuration names them.
-pub struct Server {
+pub struct ServerEntry {
     command: String,
     arguments: Vec<String>,
 }
 
-impl Server {
-    /// The server that is started with these words. A client that opens several folders at
-    /// once says which one it means.
-    pub fn new(client: Client, mut words: Vec<String>) -> Self {
-        if matches!(client, Client::Cursor | Client::Vscode) {
+impl ServerEntry {
+    /// The server with this command line. A client that opens several folders at once names the
+    /// folder in an argument.
+    pub fn new(client: McpClient, mut words: Vec<String>) -> Self {
+        if matches!(client, McpClient::Cursor | McpClient::Vscode) {
             words.push("--directory".to_owned());
             words.push("${workspaceFolder}".to_owned());
         }
@@ -52,78 +53,78 @@ impl Server {
     }
 }
 
-impl Client {
-    /// Its name.
+impl McpClient {
+    /// The client's name.
     pub const fn name(self) -> &'static str {
         match self {
-            Client::Claude => "claude",
-            Client::Codex => "codex",
-            Client::Gemini => "gemini",
-            Client::Cursor => "cursor",
-            Client::Vscode => "vscode",
-            Client::Zed => "zed",
+            McpClient::Claude => "claude",
+            McpClient::Codex => "codex",
+            McpClient::Gemini => "gemini",
+            McpClient::Cursor => "cursor",
+            McpClient::Vscode => "vscode",
+            McpClient::Zed => "zed",
         }
     }
 
-    /// Its file in the operator's home.
+    /// The client's file in the operator's home directory.
     pub fn user_file(self, env: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         let absolute = |name: &str| env(name).filter(|path| path.is_absolute());
         let home = absolute("HOME");
         let config =
             absolute("XDG_CONFIG_HOME").or_else(|| home.as_ref().map(|home| home.join(".config")));
         Some(match self {
-            Client::Claude => absolute("CLAUDE_CONFIG_DIR").or(home)?.join(".claude.json"),
-            Client::Codex => absolute("CODEX_HOME")
+            McpClient::Claude => absolute("CLAUDE_CONFIG_DIR").or(home)?.join(".claude.json"),
+            McpClient::Codex => absolute("CODEX_HOME")
                 .or_else(|| home.map(|home| home.join(".codex")))?
                 .join("config.toml"),
-            Client::Gemini => absolute("GEMINI_CLI_HOME")
+            McpClient::Gemini => absolute("GEMINI_CLI_HOME")
                 .or(home)?
                 .join(".gemini/settings.json"),
-            Client::Cursor => home?.join(".cursor/mcp.json"),
-            Client::Vscode => config?.join("Code/User/mcp.json"),
-            Client::Zed => config?.join("zed/settings.json"),
+            McpClient::Cursor => home?.join(".cursor/mcp.json"),
+            McpClient::Vscode => config?.join("Code/User/mcp.json"),
+            McpClient::Zed => config?.join("zed/settings.json"),
         })
     }
 
-    /// Its file in a repository, name by name.
+    /// The client's file in a repository, as path components.
     pub const fn project_file(self) -> &'static [&'static str] {
         match self {
-            Client::Claude => &[".mcp.json"],
-            Client::Codex => &[".codex", "config.toml"],
-            Client::Gemini => &[".gemini", "settings.json"],
-            Client::Cursor => &[".cursor", "mcp.json"],
-            Client::Vscode => &[".vscode", "mcp.json"],
-            Client::Zed => &[".zed", "settings.json"],
+            McpClient::Claude => &[".mcp.json"],
+            McpClient::Codex => &[".codex", "config.toml"],
+            McpClient::Gemini => &[".gemini", "settings.json"],
+            McpClient::Cursor => &[".cursor", "mcp.json"],
+            McpClient::Vscode => &[".vscode", "mcp.json"],
+            McpClient::Zed => &[".zed", "settings.json"],
         }
     }
 
-    /// The file's text with the server in it.
-    pub fn edit(self, text: &str, server: &Server) -> Result<String, String> {
+    /// The file's text with the server entry added.
+    pub fn edit(self, text: &str, server: &ServerEntry) -> Result<String, String> {
         match self {
-            Client::Codex => edit::toml(
+            McpClient::Codex => edit::toml(
                 text,
                 &["mcp_servers", NAME],
                 &server.command,
                 &server.arguments,
-                CODEX_PATIENCE,
+                CODEX_TOOL_TIMEOUT,
             ),
-            Client::Claude => edit::json(text, &["mcpServers", NAME], &self.entry(server)),
-            Client::Gemini | Client::Cursor => {
+            McpClient::Claude => edit::json(text, &["mcpServers", NAME], &self.entry(server)),
+            McpClient::Gemini | McpClient::Cursor => {
                 edit::json(text, &["mcpServers", NAME], &self.entry(server))
             }
-            Client::Vscode => edit::json(text, &["servers", NAME], &self.entry(server)),
-            Client::Zed => edit::json(text, &["context_servers", NAME], &self.entry(server)),
+            McpClient::Vscode => edit::json(text, &["servers", NAME], &self.entry(server)),
+            McpClient::Zed => edit::json(text, &["context_servers", NAME], &self.entry(server)),
         }
     }
 
-    fn entry(self, server: &Server) -> Value {
-        let Server { command, arguments } = server;
+    fn entry(self, server: &ServerEntry) -> Value {
+        let ServerEntry { command, arguments } = server;
         match self {
-            Client::Claude | Client::Vscode => {
+            McpClient::Claude | McpClient::Vscode => {
                 json!({ "type": "stdio", "command": command, "args": arguments })
             }
-            Client::Zed => json!({ "command": command, "args": arguments, "env": {} }),
-            Client::Codex | Client::Gemini | Client::Cursor => {
+            McpClient::Zed => json!({ "command": command, "args": arguments, "env": {} }),
+            McpClient::Codex | McpClient::Gemini | McpClient::Cursor => {
                 json!({ "command": command, "args": arguments })
             }
         }

@@ -5,7 +5,7 @@ use jsonc_parser::cst::{CstInputValue, CstRootNode};
 use serde_json::{Map, Value};
 use toml_edit::{Array, DocumentMut, Item, Table, value};
 
-/// What clients themselves read: comments and trailing commas, but nothing looser.
+/// The syntax that clients accept: JSON with comments and trailing commas.
 const OPTIONS: ParseOptions = ParseOptions {
     allow_comments: true,
     allow_loose_object_property_names: false,
@@ -19,19 +19,19 @@ const OPTIONS: ParseOptions = ParseOptions {
     allow_extended_string_escapes: false,
 };
 
-/// JSON, with comments or without.
+/// Adds an entry to JSON, with or without comments.
 pub fn json(text: &str, path: &[&str; 2], entry: &Value) -> Result<String, String> {
     let [section, name] = path;
     let old = parse(text)?;
     let mut wanted = old.to_serde_value().unwrap_or(Value::Object(Map::new()));
-    let not_an_object = || "it does not hold a JSON object".to_owned();
+    let not_an_object = || "not a JSON object".to_owned();
     let servers = wanted
         .as_object_mut()
         .ok_or_else(not_an_object)?
         .entry(*section)
         .or_insert_with(|| Value::Object(Map::new()))
         .as_object_mut()
-        .ok_or_else(|| format!("its '{section}' is no object"))?;
+        .ok_or_else(|| format!("'{section}' is not an object"))?;
     if servers.get(*name) == Some(entry) {
         return Ok(text.to_owned());
     }
@@ -40,7 +40,7 @@ pub fn json(text: &str, path: &[&str; 2], entry: &Value) -> Result<String, Strin
         .object_value_or_create()
         .ok_or_else(not_an_object)?
         .object_value_or_create(section)
-        .ok_or_else(|| format!("its '{section}' is no object"))?;
+        .ok_or_else(|| format!("'{section}' is not an object"))?;
     match servers.get(name) {
         Some(there) => there.set_value(input(entry)),
         None => drop(servers.append(name, input(entry))),
@@ -49,15 +49,15 @@ pub fn json(text: &str, path: &[&str; 2], entry: &Value) -> Result<String, Strin
     if !new.ends_with('\n') && (text.is_empty() || text.ends_with('\n')) {
         new.push('\n');
     }
-    // Whatever an editor of text does: nothing but the entry is another.
+    // Checks the result of the text edit: nothing but the entry may differ.
     match parse(&new)?.to_serde_value() {
         Some(value) if value == wanted => Ok(new),
-        _ => Err("it says something twice, so it cannot be changed safely".to_owned()),
+        _ => Err("a key occurs twice, so the file cannot be changed safely".to_owned()),
     }
 }
 
 fn parse(text: &str) -> Result<CstRootNode, String> {
-    CstRootNode::parse(text, &OPTIONS).map_err(|error| format!("it is no JSON: {error}"))
+    CstRootNode::parse(text, &OPTIONS).map_err(|error| format!("invalid JSON: {error}"))
 }
 
 fn input(value: &Value) -> CstInputValue {
@@ -76,33 +76,33 @@ fn input(value: &Value) -> CstInputValue {
     }
 }
 
-/// TOML.
+/// Adds an entry to TOML.
 pub fn toml(
     text: &str,
     path: &[&str; 2],
     command: &str,
     arguments: &[String],
-    patience: i64,
+    timeout: i64,
 ) -> Result<String, String> {
     let [section, name] = path;
     let mut document: DocumentMut = text
         .parse()
-        .map_err(|error: toml_edit::TomlError| format!("it is no TOML: {}", error.message()))?;
+        .map_err(|error: toml_edit::TomlError| format!("invalid TOML: {}", error.message()))?;
     let servers = document
         .entry(section)
         .or_insert_with(|| {
             let mut table = Table::new();
-            // Written only as a part of its servers' names.
+            // Implicit: only the headers of its subtables are written.
             table.set_implicit(true);
             Item::Table(table)
         })
         .as_table_mut()
-        .ok_or_else(|| format!("its '{section}' is no table"))?;
+        .ok_or_else(|| format!("'{section}' is not a table"))?;
     let server = servers
         .entry(name)
         .or_insert_with(|| Item::Table(Table::new()))
         .as_table_mut()
-        .ok_or_else(|| format!("its '{section}.{name}' is no table"))?;
+        .ok_or_else(|| format!("'{section}.{name}' is not a table"))?;
     let is_there = server.get("command").and_then(Item::as_str) == Some(command)
         && server
             .get("args")
@@ -121,9 +121,9 @@ pub fn toml(
     server.insert("command", value(command));
     let words: Array = arguments.iter().map(String::as_str).collect();
     server.insert("args", value(words));
-    // How long a call may take may have been chosen by the operator.
+    // The operator may have chosen another timeout.
     if !server.contains_key("tool_timeout_sec") {
-        server.insert("tool_timeout_sec", value(patience));
+        server.insert("tool_timeout_sec", value(timeout));
     }
     Ok(document.to_string())
 }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_in_a_json_file_stays_as_it_is_written() {
+    fn json_edit_keeps_everything_else_unchanged() {
         let text = "// mine\n{\n    \"b\": 1.50, /* so */\n    \"servers\": {\n        \"a\": {},\n    },\n}\n";
         let new = edited(text).unwrap();
         for kept in ["// mine\n", "1.50, /* so */", "\"a\": {},"] {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_file_that_is_missing_or_bare_gets_what_it_needs() {
+    fn json_edit_creates_missing_parents() {
         for text in ["", "{}", "{}\n", "{\"servers\": {}}"] {
             let new = edited(text).unwrap();
             let value: Value = serde_json::from_str(&new).unwrap();
@@ -165,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn a_json_file_that_is_not_understood_is_refused() {
+    fn invalid_json_file_is_refused() {
         for (text, why) in [
-            ("{", "no JSON"),
-            ("{\"a\": }", "no JSON"),
-            ("{'a': 1}", "no JSON"),
+            ("{", "invalid JSON"),
+            ("{\"a\": }", "invalid JSON"),
+            ("{'a': 1}", "invalid JSON"),
             ("[]", "JSON object"),
-            ("{\"servers\": []}", "'servers' is no object"),
+            ("{\"servers\": []}", "'servers' is not an object"),
             ("{\"servers\": {}, \"servers\": {\"x\": {}}}", "twice"),
         ] {
             let error = edited(text).unwrap_err();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_in_a_toml_file_stays_as_it_is_written() {
+    fn toml_edit_keeps_everything_else_unchanged() {
         let text = "# mine\nmodel = 'x'  # so\n\n[mcp_servers.other]\ncommand = \"o\"\n";
         let new = edited_toml(text).unwrap();
         assert!(new.starts_with(text), "{new}");
@@ -206,11 +206,11 @@ mod tests {
     }
 
     #[test]
-    fn a_toml_file_that_is_not_understood_is_refused() {
+    fn invalid_toml_file_is_refused() {
         for (text, why) in [
-            ("a = ", "no TOML"),
-            ("mcp_servers = 1", "no table"),
-            ("mcp_servers.palisade = 1", "no table"),
+            ("a = ", "invalid TOML"),
+            ("mcp_servers = 1", "not a table"),
+            ("mcp_servers.palisade = 1", "not a table"),
         ] {
             let error = edited_toml(text).unwrap_err();
             assert!(error.contains(why), "{text}: {error}");

@@ -1,10 +1,10 @@
-//! Policies and inputs that are made up.
+//! Generated policies and inputs.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Numbers, each of which decides between so many things.
+/// Random bytes, each of which makes one choice of the generator.
 struct Choices<'a>(std::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
@@ -16,8 +16,8 @@ impl Choices<'_> {
         of[self.below(of.len())]
     }
 
-    /// Once in so many times.
-    fn seldom(&mut self, times: usize) -> bool {
+    /// True with a probability of one in `times`.
+    fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
 }
@@ -92,9 +92,9 @@ const FUNCTIONS: [(&str, usize); 26] = [
 struct Writer<'a, 'b> {
     choices: &'a mut Choices<'b>,
     locals: Vec<String>,
-    /// The rules it may refer to.
+    /// The rules that the body may refer to.
     rules: &'a [&'static str],
-    /// Whether it may call functions of the policy.
+    /// Whether the body may call functions of the policy.
     calls: bool,
 }
 
@@ -108,8 +108,8 @@ impl Writer<'_, '_> {
         match kind {
             0 => self.choices.one(&CONSTANTS).to_owned(),
             1 if !self.locals.is_empty() => {
-                let place = self.choices.below(self.locals.len());
-                self.locals[place].clone()
+                let index = self.choices.below(self.locals.len());
+                self.locals[index].clone()
             }
             2 if !self.rules.is_empty() => {
                 let rule = self.choices.one(self.rules);
@@ -141,7 +141,7 @@ impl Writer<'_, '_> {
                     _ => format!("{{{one}, {other}}}"),
                 }
             }
-            8 if self.choices.seldom(4) => {
+            8 if self.choices.one_in(4) => {
                 let (term, of) = (self.expr(0), self.expr(depth - 1));
                 format!("[{term} | some c in {of}; c != {term}]")
             }
@@ -149,7 +149,7 @@ impl Writer<'_, '_> {
                 let known = FUNCTIONS.len() - if self.calls { 0 } else { 2 };
                 let (name, arity) = self.choices.one(&FUNCTIONS[..known]);
                 let args: Vec<_> = (0..arity).map(|_| self.expr(depth - 1)).collect();
-                let is_own = matches!(name, "f" | "g") && self.choices.seldom(3);
+                let is_own = matches!(name, "f" | "g") && self.choices.one_in(3);
                 let package = if is_own { "data.http.authz." } else { "" };
                 format!("{package}{name}({})", args.join(", "))
             }
@@ -185,15 +185,16 @@ impl Writer<'_, '_> {
                 _ => self.expr(2),
             });
         }
-        // The order in which they are written is not the one in which they are evaluated.
-        if self.choices.seldom(8) {
+        // Source order is not evaluation order.
+        if self.choices.one_in(8) {
             statements.reverse();
         }
         statements.join("; ")
     }
 }
 
-/// A policy: `allow` over `r` over `s` over `t`, and functions over nothing.
+/// A policy in which `allow` may use `r`, `s` and `t`, each of them those after it, and all may
+/// call the functions `f` and `g`.
 fn policy(choices: &mut Choices<'_>) -> String {
     let mut text = String::new();
     let mut rule =
@@ -204,7 +205,7 @@ fn policy(choices: &mut Choices<'_>) -> String {
             } else {
                 name.to_owned()
             };
-            let is_set = !is_function && name != "allow" && choices.seldom(4);
+            let is_set = !is_function && name != "allow" && choices.one_in(4);
             let constant = choices.one(&["true", "false", "1", "\"a\""]);
             if !is_function && !is_set && choices.below(3) > 0 {
                 let default = choices.one(&["true", "false", "true"]);
@@ -220,12 +221,12 @@ fn policy(choices: &mut Choices<'_>) -> String {
                 let body = writer.body();
                 let head = if is_set {
                     format!("{head} contains {}", writer.expr(0))
-                } else if writer.choices.seldom(4) {
+                } else if writer.choices.one_in(4) {
                     format!("{head} := {}", writer.expr(1))
                 } else {
                     format!("{head} := {constant}")
                 };
-                let tail = if writer.choices.seldom(24) {
+                let tail = if writer.choices.one_in(24) {
                     " else := true"
                 } else {
                     ""
@@ -266,55 +267,56 @@ fn json(choices: &mut Choices<'_>, depth: usize) -> Value {
 fn input(choices: &mut Choices<'_>) -> Value {
     let mut fields = serde_json::Map::new();
     for name in ["a", "b", "xs", "o"] {
-        if !choices.seldom(6) {
+        if !choices.one_in(6) {
             fields.insert(name.to_owned(), json(choices, 2));
         }
     }
     Value::Object(fields)
 }
 
-/// One policy, asked about some inputs.
-fn play(bytes: &[u8]) -> Option<(bool, Vec<Outcome>)> {
+/// Generates one policy and compares it for some inputs.
+fn generate_and_compare(bytes: &[u8]) -> Option<(bool, Vec<Comparison>)> {
     let mut choices = Choices(bytes.iter());
     let text = policy(&mut choices);
     let bundle = compile(&text, &json!({"list": ["a", 1], "o": {"k": "a"}}))?;
     let inputs = (0..8).map(|_| input(&mut choices));
-    let said = inputs.map(|input| compare(&bundle, &input, &text));
-    Some((bundle.is_plain, said.collect()))
+    let compared = inputs.map(|input| compare(&bundle, &input, &text));
+    Some((bundle.is_plain, compared.collect()))
 }
 
 proptest! {
     #[test]
-    fn a_yes_is_one_of_the_interpreters(
+    fn generated_policy_allows_only_what_interpreter_allows(
         bytes in prop::collection::vec(any::<u8>(), 600),
     ) {
-        play(&bytes);
+        generate_and_compare(&bytes);
     }
 }
 
-/// The comparison above would be worth nothing if few policies were plain.
+/// Checks that enough generated policies are plain for the comparison above to be meaningful.
 #[test]
-fn enough_of_them_are_compared() {
+fn enough_generated_policies_are_plain() {
     let mut state = 1_u32;
     let mut bytes = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
     };
-    let (mut compiled, mut plain, mut yes, mut no) = (0, 0, 0, 0);
+    let (mut compiled, mut plain, mut allowed, mut denied) = (0, 0, 0, 0);
     for _ in 0..200 {
         let bytes: Vec<u8> = (0..600).map(|_| bytes()).collect();
-        let Some((is_plain, said)) = play(&bytes) else {
+        let Some((is_plain, compared)) = generate_and_compare(&bytes) else {
             continue;
         };
         compiled += 1;
         plain += usize::from(is_plain);
-        yes += said.iter().filter(|one| **one == Outcome::Yes).count();
-        no += said.iter().filter(|one| **one == Outcome::No).count();
+        let count = |wanted: Comparison| compared.iter().filter(|one| **one == wanted).count();
+        allowed += count(Comparison::Allowed);
+        denied += count(Comparison::Denied);
     }
-    let counts = format!("{compiled} compiled, {plain} plain, {yes} yes, {no} no");
+    let counts = format!("{compiled} compiled, {plain} plain, {allowed} allowed, {denied} denied");
     println!("{counts}");
     assert!(
-        compiled > 100 && plain > 30 && yes > 20 && no > 20,
+        compiled > 100 && plain > 30 && allowed > 20 && denied > 20,
         "{counts}"
     );
 }
