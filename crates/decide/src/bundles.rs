@@ -1,7 +1,7 @@
 //! The operator's policy bundles for one entrypoint, and their evaluation.
 //!
 //! A quick evaluation runs on the async thread, a longer one on a blocking thread. Bundles are
-//! evaluated in the order of the settings, each with the content as changed by the ones before it.
+//! evaluated in the order of the settings, each with the content as changed by earlier bundles.
 //! A refusal ends the evaluation; a question does not, because a later bundle may refuse. Decisions
 //! of a bundle in mode `log` are only logged.
 
@@ -21,14 +21,14 @@ use tokio::sync::Semaphore;
 use crate::question::{RaisedQuestions, digest};
 
 /// Maximum number of concurrent evaluations on blocking threads.
-const MAX_SLOW: usize = 4;
+const MAX_BLOCKING_EVALUATIONS: usize = 4;
 
 /// The bundles for one entrypoint.
 #[derive(Debug)]
 pub struct Bundles {
     bundles: Vec<Arc<PolicyBundle>>,
     missing: Vec<String>,
-    slow: Semaphore,
+    blocking_permits: Semaphore,
 }
 
 impl Default for Bundles {
@@ -36,7 +36,7 @@ impl Default for Bundles {
         Self {
             bundles: Vec::new(),
             missing: Vec::new(),
-            slow: Semaphore::new(MAX_SLOW),
+            blocking_permits: Semaphore::new(MAX_BLOCKING_EVALUATIONS),
         }
     }
 }
@@ -44,13 +44,13 @@ impl Default for Bundles {
 /// The merged `metadata` of the policies' decisions.
 pub type Notes = Map<String, Value>;
 
-/// A message that bundles decide about, and may change where its kind allows that.
+/// A subject that bundles decide about, and that they may change if it is a message of a tool.
 #[async_trait]
 pub trait BundleSubject: Send + Sync {
     /// The `input` document of the policies.
     fn input(&self) -> &Arc<Value>;
 
-    /// The digest of the facts that a question is about.
+    /// The digest of the values that identify a question about the subject.
     fn digest(&self) -> Digest;
 
     /// Whether an evaluation takes too long for an async thread.
@@ -58,12 +58,12 @@ pub trait BundleSubject: Send + Sync {
         false
     }
 
-    /// The content as changed by a policy; none if nothing changes.
+    /// Applies a policy's change and returns the new content; none if the content stays the same.
     async fn propose(
         &self,
         rule: RuleName,
         outputs: Value,
-        said: DecisionDetails,
+        details: DecisionDetails,
     ) -> Result<Option<String>, Denial>;
 
     /// Replaces the content by proposed content, for the next bundles.
@@ -73,33 +73,38 @@ pub trait BundleSubject: Send + Sync {
     fn changed(&self) -> Result<Option<String>, Denial>;
 }
 
-/// Facts that no policy can change.
+/// The input of a subject that no policy can change: a request, a connection or a push.
 #[derive(Debug)]
 pub struct FixedInput {
     /// The `input` document of the policies.
     pub input: Arc<Value>,
-    /// The fields that a question is about; empty for all.
-    about: &'static [&'static str],
+    /// The fields that identify a question; empty if all fields do.
+    identifying_fields: &'static [&'static str],
 }
 
 impl FixedInput {
-    /// A request. A question is about its target and method, not about its headers.
-    pub(crate) fn request(input: Value) -> Self {
-        Self::request_again(Arc::new(input))
+    /// The input for a request. A question is identified by target and method, not by headers.
+    pub(crate) fn for_request(input: Value) -> Self {
+        Self::for_recheck(Arc::new(input))
     }
 
-    /// A request that was decided about before.
-    pub(crate) fn request_again(input: Arc<Value>) -> Self {
-        let about = &[
+    /// The recorded input of a request that was allowed before.
+    pub(crate) fn for_recheck(input: Arc<Value>) -> Self {
+        let identifying_fields = &[
             "kind", "sandbox", "method", "scheme", "host", "port", "raw_path",
         ];
-        Self { input, about }
+        Self {
+            input,
+            identifying_fields,
+        }
     }
 
-    /// Facts of which all fields identify a question.
-    pub(crate) fn whole(input: Value) -> Self {
-        let (input, about) = (Arc::new(input), &[][..]);
-        Self { input, about }
+    /// The input for a push. A question is identified by all fields.
+    pub(crate) fn for_push(input: Value) -> Self {
+        Self {
+            input: Arc::new(input),
+            identifying_fields: &[],
+        }
     }
 }
 
@@ -110,11 +115,15 @@ impl BundleSubject for FixedInput {
     }
 
     fn digest(&self) -> Digest {
-        if self.about.is_empty() {
+        if self.identifying_fields.is_empty() {
             return digest([self.input.to_string().as_bytes()]);
         }
         let field = |field: &&str| self.input.get(*field).map(Value::to_string);
-        let fields = self.about.iter().map(field).map(Option::unwrap_or_default);
+        let fields = self
+            .identifying_fields
+            .iter()
+            .map(field)
+            .map(Option::unwrap_or_default);
         let fields: Vec<String> = fields.collect();
         digest(fields.iter().map(String::as_bytes))
     }
@@ -123,9 +132,9 @@ impl BundleSubject for FixedInput {
         &self,
         rule: RuleName,
         _: Value,
-        said: DecisionDetails,
+        details: DecisionDetails,
     ) -> Result<Option<String>, Denial> {
-        Err(cannot_change(rule, said))
+        Err(refuse_change(rule, details))
     }
 
     async fn accept(&mut self, _: String) -> Result<(), Denial> {
@@ -137,9 +146,10 @@ impl BundleSubject for FixedInput {
     }
 }
 
-fn cannot_change(rule: RuleName, said: DecisionDetails) -> Denial {
+fn refuse_change(rule: RuleName, details: DecisionDetails) -> Denial {
     let evidence = "the policy's action is redact, but requests cannot be changed";
-    said.apply_to(Denial::new(Reason::RegoDenied, rule))
+    details
+        .apply_to(Denial::new(Reason::RegoDenied, rule))
         .with_evidence(evidence)
 }
 
@@ -167,18 +177,19 @@ pub struct BundleEvaluation {
     pub action: &'static str,
     /// The kind of failure, as metrics name it.
     pub failure: Option<&'static str>,
-    /// How long it took.
+    /// The duration of the evaluation.
     pub took: Duration,
 }
 
-/// A decision that was only logged: of a bundle in mode `log`, or a failure that passes.
+/// A decision that was logged and not enforced: of a bundle in mode `log`, or a failed evaluation
+/// of a bundle with `fail_open`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedDecision {
     /// The bundle.
     pub bundle: String,
-    /// Its rule.
+    /// The name of the bundle's rule.
     pub rule: RuleName,
-    /// The verdict that it would have had.
+    /// The verdict if the decision had been enforced.
     pub verdict: VerdictKind,
     /// The reason.
     pub reason: Option<Reason>,
@@ -214,8 +225,8 @@ impl Bundles {
         &self.missing
     }
 
-    /// Evaluates every bundle up to the first that refuses. `rule` is the one that allowed the
-    /// subject before; questions are added to `raised`.
+    /// Evaluates every bundle up to the first that refuses. `rule` is the rule that allowed the
+    /// subject before the bundles; questions are added to `raised`.
     pub(crate) async fn run(
         &self,
         subject: &mut dyn BundleSubject,
@@ -224,30 +235,30 @@ impl Bundles {
     ) -> (Verdict, BundleRun) {
         let mut run = BundleRun::default();
         for bundle in &self.bundles {
-            let begun = Instant::now();
+            let start = Instant::now();
             let decision = self.evaluate(bundle, &*subject).await;
-            run.evaluations.push(evaluation(bundle, &decision, begun));
-            let (noted, reason) = (decision.metadata().cloned(), decision.message());
+            run.evaluations
+                .push(evaluation_record(bundle, &decision, start));
+            let (metadata, reason) = (decision.metadata().cloned(), decision.message());
             let reason = reason.map(str::to_owned);
             let rule = bundle.rule_name();
             let step = match outcome_of(bundle, decision) {
                 BundleOutcome::Pass => Step::Pass,
-                BundleOutcome::Change {
-                    outputs,
-                    details: said,
-                } => match subject.propose(rule.clone(), outputs, said).await {
-                    Ok(None) => Step::Pass,
-                    Ok(Some(content)) => Step::Change(content),
-                    Err(denial) => Step::Deny(denial),
-                },
-                BundleOutcome::Ask(said) => Step::Ask(said),
+                BundleOutcome::Change { outputs, details } => {
+                    match subject.propose(rule.clone(), outputs, details).await {
+                        Ok(None) => Step::Pass,
+                        Ok(Some(content)) => Step::Change(content),
+                        Err(denial) => Step::Deny(denial),
+                    }
+                }
+                BundleOutcome::Ask(details) => Step::Ask(details),
                 BundleOutcome::Deny(denial) => Step::Deny(denial),
             };
             if !bundle.decides(step.refusal()) {
-                run.logged.extend(step.logged(bundle));
+                run.logged.extend(step.into_logged(bundle));
                 continue;
             }
-            run.notes.extend(noted.into_iter().flatten());
+            run.notes.extend(metadata.into_iter().flatten());
             run.reason = reason.or(run.reason.take());
             run.decided_by = Some((bundle.id().to_owned(), rule.clone()));
             match step {
@@ -257,7 +268,7 @@ impl Bundles {
                         return (denial.into(), run);
                     }
                 }
-                Step::Ask(said) => raised.raise_policy(rule, said, subject.digest()),
+                Step::Ask(details) => raised.raise_policy(rule, details, subject.digest()),
                 Step::Deny(denial) => return (denial.into(), run),
             }
         }
@@ -287,11 +298,11 @@ impl Bundles {
             let rule = bundle.rule_name();
             let denial = match outcome_of(bundle, bundle.decide_blocking(&subject.input)) {
                 BundleOutcome::Pass => continue,
-                BundleOutcome::Ask(said) => {
-                    raised.raise_policy(rule, said, subject.digest());
+                BundleOutcome::Ask(details) => {
+                    raised.raise_policy(rule, details, subject.digest());
                     continue;
                 }
-                BundleOutcome::Change { details: said, .. } => cannot_change(rule, said),
+                BundleOutcome::Change { details, .. } => refuse_change(rule, details),
                 BundleOutcome::Deny(denial) => denial,
             };
             if bundle.decides(Some(&denial)) {
@@ -308,12 +319,13 @@ impl Bundles {
         {
             return decision;
         }
-        // The semaphore is never closed.
-        let permit = self.slow.acquire().await;
+        // `acquire` fails only for a closed semaphore, and this one is never closed.
+        let permit = self.blocking_permits.acquire().await;
         let (bundle, input) = (Arc::clone(bundle), Arc::clone(input));
-        let decided = tokio::task::spawn_blocking(move || bundle.decide_blocking(&input)).await;
+        let evaluated = tokio::task::spawn_blocking(move || bundle.decide_blocking(&input)).await;
         drop(permit);
-        decided.unwrap_or_else(|error| Decision::Failed(EvaluationError::Error(error.to_string())))
+        evaluated
+            .unwrap_or_else(|error| Decision::Failed(EvaluationError::Error(error.to_string())))
     }
 }
 
@@ -333,7 +345,7 @@ impl Step {
         }
     }
 
-    fn logged(self, bundle: &PolicyBundle) -> Option<LoggedDecision> {
+    fn into_logged(self, bundle: &PolicyBundle) -> Option<LoggedDecision> {
         let (verdict, reason) = match self {
             Step::Pass => return None,
             Step::Change(_) => (VerdictKind::Modify, None),
@@ -359,7 +371,11 @@ fn outcome_of(bundle: &PolicyBundle, decision: Decision) -> BundleOutcome {
     bundle.outcome(decision)
 }
 
-fn evaluation(bundle: &PolicyBundle, decision: &Decision, begun: Instant) -> BundleEvaluation {
+fn evaluation_record(
+    bundle: &PolicyBundle,
+    decision: &Decision,
+    start: Instant,
+) -> BundleEvaluation {
     let action = match decision {
         Decision::Allow(_) => "allow",
         Decision::Deny(_) | Decision::Undefined => "block",
@@ -379,6 +395,6 @@ fn evaluation(bundle: &PolicyBundle, decision: &Decision, begun: Instant) -> Bun
         bundle: bundle.id().to_owned(),
         action,
         failure,
-        took: begun.elapsed(),
+        took: start.elapsed(),
     }
 }

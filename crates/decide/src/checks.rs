@@ -1,9 +1,9 @@
 //! The table of checks: which checks each subject must pass, and why it skips the others.
 //!
-//! `docs/checks.md` is written from it, and `tests/checks` drives each required cell through its
-//! real entry point with that check made to deny.
+//! `docs/checks.md` is generated from the table. For each required cell, `tests/checks` sends a
+//! subject through its real entry point and makes that check deny.
 
-/// A check that something may have to pass.
+/// A check that a subject may have to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Check {
     /// The sender is registered, and its registration has not ended.
@@ -12,19 +12,19 @@ pub enum Check {
     Rate,
     /// The circuit breaker of the host.
     Breaker,
-    /// The budget of names below a wildcard.
+    /// The limits for names below a wildcard: number, length and entropy.
     Labels,
     /// The allowlist: host, port, program, method and path.
     Allowlist,
     /// The rules for GitHub's API.
     Github,
-    /// Headers that ask a server for another method or path.
+    /// Headers that make a server use another method or path, such as `X-HTTP-Method-Override`.
     OverrideHeader,
     /// The operator's policy bundles.
     Bundles,
     /// The repository on a git host.
     Repository,
-    /// The mirror is configured.
+    /// Whether the mirror is configured.
     Mirror,
     /// The rate of pushes.
     PushRate,
@@ -38,7 +38,7 @@ pub enum Check {
     StoredDecision,
     /// The lists of tools, and their fingerprints.
     ToolList,
-    /// The address that is dialled or given out.
+    /// The IP address that is dialled or returned in a DNS answer.
     Address,
 }
 
@@ -47,15 +47,15 @@ pub enum Check {
 pub enum SubjectKind {
     /// A request that a sandbox sends.
     Request,
-    /// A request of the gate itself, which reads upstream's refs and objects for a push.
+    /// A request of the gate itself, to read upstream's refs and objects for a push.
     OwnRequest,
-    /// A tunnel.
+    /// A CONNECT request, which opens a tunnel.
     Connect,
-    /// A TLS connection that passes unread.
+    /// A TLS connection to a host in `egress.passthrough`, which is relayed without decryption.
     Passthrough,
-    /// A mirror.
+    /// A request to a mirror of a repository.
     Mirror,
-    /// A push.
+    /// A git push.
     Push,
     /// A name in a DNS query that is forwarded.
     Name,
@@ -70,9 +70,9 @@ pub enum SubjectKind {
 /// Whether a subject has to pass a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requirement {
-    /// The check is made.
+    /// The subject has to pass the check.
     Required,
-    /// The check is skipped, for this reason.
+    /// The subject skips the check, for this reason.
     Skipped(&'static str),
 }
 
@@ -98,7 +98,7 @@ impl Check {
         Check::Address,
     ];
 
-    /// Its name in documents.
+    /// The name of the check in `docs/checks.md`.
     pub const fn name(self) -> &'static str {
         match self {
             Check::Identity => "identity",
@@ -137,7 +137,7 @@ impl SubjectKind {
         SubjectKind::McpQuestion,
     ];
 
-    /// Its name in documents.
+    /// The name of the kind in `docs/checks.md`.
     pub const fn name(self) -> &'static str {
         match self {
             SubjectKind::Request => "request",
@@ -157,14 +157,18 @@ impl SubjectKind {
 /// Whether `subject` has to pass `check`.
 pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
     use Requirement::{Required, Skipped};
-    const INSIDE: Requirement = Skipped("what is inside the tunnel is decided");
-    const UNREAD: Requirement = Skipped("the content is not readable; the operator chose the host");
+    const CHECKED_INSIDE_TUNNEL: Requirement =
+        Skipped("checked for each request inside the tunnel");
+    const NOT_DECRYPTED: Requirement =
+        Skipped("the content is not decrypted; the operator listed the host for passthrough");
     const NO_HTTP: Requirement = Skipped("there is no HTTP request to a host");
     const NO_PUSH: Requirement = Skipped("nothing is pushed");
     const NO_TOOL: Requirement = Skipped("no tool is called");
-    const ON_ITS_WAY: Requirement = Skipped("checked for the request that carries it");
-    const OPERATORS: Requirement = Skipped("the operator configured the upstream");
-    const CALL_PASSED: Requirement = Skipped("checked for the call");
+    const CHECKED_FOR_REQUEST: Requirement =
+        Skipped("already checked for the HTTP request of the push");
+    const OPERATOR_CONFIGURED_UPSTREAM: Requirement =
+        Skipped("the operator configured the upstream");
+    const CHECKED_FOR_CALL: Requirement = Skipped("already checked for the call");
     match (subject, check) {
         (
             SubjectKind::Request | SubjectKind::OwnRequest,
@@ -185,7 +189,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             _ => Required,
         },
         (SubjectKind::Request | SubjectKind::OwnRequest, Check::Mirror) => {
-            Skipped("it goes to a host")
+            Skipped("the request goes to a host, not to a mirror")
         }
         (
             SubjectKind::Request | SubjectKind::OwnRequest,
@@ -207,7 +211,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             | Check::Refs
             | Check::Objects
             | Check::Address,
-        ) => INSIDE,
+        ) => CHECKED_INSIDE_TUNNEL,
         (
             SubjectKind::Passthrough,
             Check::Identity
@@ -228,7 +232,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             | Check::PushSize
             | Check::Refs
             | Check::Objects,
-        ) => UNREAD,
+        ) => NOT_DECRYPTED,
         (SubjectKind::Mirror, Check::Identity | Check::Rate | Check::Mirror | Check::Address) => {
             Required
         }
@@ -241,7 +245,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             | Check::OverrideHeader
             | Check::Bundles
             | Check::Repository,
-        ) => OPERATORS,
+        ) => OPERATOR_CONFIGURED_UPSTREAM,
         (SubjectKind::Mirror, Check::PushRate | Check::PushSize | Check::Refs | Check::Objects) => {
             Skipped("a push is a subject of its own")
         }
@@ -261,7 +265,7 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
             | Check::Repository
             | Check::Mirror
             | Check::Address,
-        ) => ON_ITS_WAY,
+        ) => CHECKED_FOR_REQUEST,
         (
             SubjectKind::Name,
             Check::Identity | Check::Rate | Check::Labels | Check::Allowlist | Check::Address,
@@ -286,9 +290,9 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
         (
             SubjectKind::McpResult | SubjectKind::McpQuestion,
             Check::Identity | Check::StoredDecision | Check::ToolList,
-        ) => CALL_PASSED,
+        ) => CHECKED_FOR_CALL,
         (SubjectKind::McpCall | SubjectKind::McpResult | SubjectKind::McpQuestion, Check::Rate) => {
-            Skipped("calls at a time are limited; a sandbox's request with a call is rate limited")
+            Skipped("concurrent calls are limited; the HTTP request with the call is rate limited")
         }
         (
             SubjectKind::McpCall | SubjectKind::McpResult | SubjectKind::McpQuestion,
@@ -318,14 +322,14 @@ pub const fn requirement(subject: SubjectKind, check: Check) -> Requirement {
     }
 }
 
-/// The table as a document.
+/// Renders the table as `docs/checks.md`.
 pub fn document() -> String {
     let mut text = String::from(
         "# Which check applies to what\n\n\
-         Written from `crates/decide/src/checks.rs`; `just docs` brings it up to date. A dot \
-         means that the check is made; a number is the reason why it is not. The test target \
-         `checks` (`tests/checks/`) drives each dot through its real entry point, with that check \
-         made to deny, and fails where a dot has no driver.\n\n",
+         Generated from `crates/decide/src/checks.rs`; `just docs` updates it. A dot means that \
+         the check is made; a number is the reason why the check is skipped. For each dot, the \
+         test target `checks` (`tests/checks/`) sends a subject through its real entry point and \
+         makes that check deny; it fails where a dot has no test.\n\n",
     );
     let mut reasons: Vec<&str> = Vec::new();
     let subjects = SubjectKind::ALL.iter();
@@ -336,12 +340,12 @@ pub fn document() -> String {
         let cells = SubjectKind::ALL.map(|subject| match requirement(subject, check) {
             Requirement::Required => "●".to_owned(),
             Requirement::Skipped(reason) => {
-                let known = reasons.iter().position(|known| *known == reason);
-                let number = known.unwrap_or_else(|| {
+                let position = reasons.iter().position(|listed| *listed == reason);
+                let index = position.unwrap_or_else(|| {
                     reasons.push(reason);
                     reasons.len() - 1
                 });
-                (number + 1).to_string()
+                (index + 1).to_string()
             }
         });
         text.push_str(&format!("| {} | {} |\n", check.name(), cells.join(" | ")));
@@ -349,11 +353,11 @@ pub fn document() -> String {
     text.push_str(
         "\nThe allowlist is checked for a CONNECT whose client does not trust the gate's \
          certificates; other clients read the refusal inside the tunnel. DNS queries beyond the \
-         rate are dropped and counted, without a record; names that the gate answers itself pass \
-         identity and rate alone, and the connection that follows is decided.\n\n",
+         rate are dropped and counted, without an audit record; names that the gate answers itself \
+         pass only identity and rate limits, and the connection that follows is decided.\n\n",
     );
-    for (number, reason) in reasons.iter().enumerate() {
-        text.push_str(&format!("{}. {reason}\n", number + 1));
+    for (index, reason) in reasons.iter().enumerate() {
+        text.push_str(&format!("{}. {reason}\n", index + 1));
     }
     text
 }

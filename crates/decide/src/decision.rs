@@ -1,9 +1,9 @@
-//! The decision about a subject: its checks, in their order.
+//! Decides about a subject by making its checks in order.
 //!
 //! A decision has no side effects: tokens of rate limits and tickets of breakers are taken by the
 //! code that admits a request. The checks of a head are synchronous; a decision is a future only
-//! where a policy bundle has to be evaluated, so that the common request neither allocates nor
-//! waits for it.
+//! where a policy bundle has to be evaluated, so that the decision about a common request does not
+//! allocate or wait.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ use crate::subject::{
 };
 
 /// The name of the setting that asks about unknown hosts.
-const UNKNOWN: &str = "egress.unknown";
+const UNKNOWN_HOST_SETTING: &str = "egress.unknown";
 
 /// The context of a decision.
 #[derive(Clone, Copy)]
@@ -46,14 +46,14 @@ pub struct Cx<'a> {
     pub snapshot: &'a PolicySnapshot,
     /// The operator's answers to questions of this request.
     pub answers: &'a ApprovalAnswers,
-    /// The approvals that hold for its sandbox.
+    /// The approvals that are valid for the request's sandbox.
     pub grants: Option<&'a Grants>,
     /// The current time, on the clock of the grants.
     pub now: Tick,
 }
 
 impl Cx<'_> {
-    /// The answer to `question`, of this request or of its sandbox.
+    /// The answer to `question`, from this request's answers or from the sandbox's approvals.
     pub(crate) fn answer(&self, question: &Question) -> Option<ApprovalAnswer> {
         let own = self.answers.find(question);
         let own = own.filter(|answer| answer.holds_at(self.now)).cloned();
@@ -101,7 +101,8 @@ impl Decided {
         Self::new(denial.into(), check)
     }
 
-    /// The rule that allows, or the refusal; a question is refused as unattended.
+    /// Converts the verdict: the rule that allows, or the refusal. A question is refused because no
+    /// operator can be asked.
     pub fn refusal(self) -> Result<RuleName, Denial> {
         match self.verdict {
             Verdict::Allow { rule } => Ok(rule),
@@ -112,7 +113,7 @@ impl Decided {
     }
 }
 
-/// A decision that is made, or one that waits for a policy bundle.
+/// A decision that is made, or a future that waits for a policy bundle.
 #[expect(
     clippy::large_enum_variant,
     reason = "most decisions are made at once, and a box would be an allocation for each request"
@@ -133,8 +134,8 @@ impl Deciding<'_> {
         }
     }
 
-    /// The decision about a subject without policy bundles in the table of checks, which never
-    /// waits. If it would wait nevertheless, the subject is refused.
+    /// The decision about a subject that skips policy bundles in the table of checks, and so never
+    /// waits. If the decision would wait nevertheless, the subject is refused.
     pub fn now(self) -> Decided {
         match self {
             Deciding::Now(decided) => decided,
@@ -149,15 +150,17 @@ impl Deciding<'_> {
 /// Decides about `subject`.
 pub fn decide<'a>(subject: Subject<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
     match subject {
-        Subject::Request(facts) => request(facts, mode, cx),
-        Subject::RequestBody(facts) => Deciding::Now(request_body(&facts, cx)),
-        Subject::Connect(facts) => Deciding::Now(connect(&facts, cx)),
-        Subject::Passthrough(facts) => passthrough(facts, mode, cx),
-        Subject::Mirror(facts) => Deciding::Now(mirror(&facts, cx)),
-        Subject::Push(facts) => push(facts, cx),
-        Subject::Name(sandbox, host) => Deciding::Now(name(sandbox, host, cx)),
-        Subject::McpCall(facts) | Subject::McpResult(facts) => mcp(facts, &cx.snapshot.calls, cx),
-        Subject::McpQuestion(facts) => mcp(facts, &cx.snapshot.elicitations, cx),
+        Subject::Request(facts) => decide_request(facts, mode, cx),
+        Subject::RequestBody(facts) => Deciding::Now(decide_request_body(&facts, cx)),
+        Subject::Connect(facts) => Deciding::Now(decide_connect(&facts, cx)),
+        Subject::Passthrough(facts) => decide_passthrough(facts, mode, cx),
+        Subject::Mirror(facts) => Deciding::Now(decide_mirror(&facts, cx)),
+        Subject::Push(facts) => decide_push(facts, cx),
+        Subject::Name(sandbox, host) => Deciding::Now(decide_name(sandbox, host, cx)),
+        Subject::McpCall(facts) | Subject::McpResult(facts) => {
+            decide_mcp(facts, &cx.snapshot.calls, cx)
+        }
+        Subject::McpQuestion(facts) => decide_mcp(facts, &cx.snapshot.elicitations, cx),
     }
 }
 
@@ -178,12 +181,12 @@ impl Candidate {
     fn rule(&self) -> RuleName {
         match self {
             Candidate::Permitted(permit) => permit.rule().clone(),
-            Candidate::NeedsApproval(_) => RuleName::from(UNKNOWN),
+            Candidate::NeedsApproval(_) => RuleName::from(UNKNOWN_HOST_SETTING),
         }
     }
 }
 
-fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
     let RequestFacts {
         target,
         tls,
@@ -192,13 +195,13 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     } = facts;
     let snapshot = cx.snapshot;
     let mut raised = RaisedQuestions::new(Grant::Request, snapshot.number);
-    // The allowlist keeps the target, which a question needs as well.
-    let spare = snapshot.asks_about_hosts().then(|| target.clone());
+    // The allowlist takes ownership of the target, which a question needs as well.
+    let target_copy = snapshot.asks_about_hosts().then(|| target.clone());
     let candidate = match snapshot.settings.allowlist().judge(target) {
         Ok(permit) => Candidate::Permitted(permit),
-        Err(denial) => match spare.filter(|_| snapshot.asks_about(&denial)) {
+        Err(denial) => match target_copy.filter(|_| snapshot.asks_about(&denial)) {
             Some(target) => {
-                raise_host(
+                raise_host_question(
                     &mut raised,
                     denial,
                     Some(&target.sandbox),
@@ -211,7 +214,7 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
         },
     };
     let mut recorded = Recorded::default();
-    match github_head(snapshot, candidate.target(), &head, registration, mode) {
+    match check_github_head(snapshot, candidate.target(), &head, registration, mode) {
         Ok(rule) => recorded.github = rule,
         Err(denial) => return Deciding::Now(Decided::denied(denial, Check::Github)),
     }
@@ -220,7 +223,7 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     {
         return Deciding::Now(Decided::denied(denial, Check::OverrideHeader));
     }
-    let rest = RestOfRequest {
+    let remaining = RemainingChecks {
         candidate,
         raised,
         recorded,
@@ -229,15 +232,15 @@ fn request<'a>(facts: RequestFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> 
     };
     match head {
         HeadFacts::Headers { sent, .. } if !snapshot.requests.is_empty() => {
-            Deciding::Later(Box::pin(rest.evaluate(tls, sent)))
+            Deciding::Later(Box::pin(remaining.evaluate(tls, sent)))
         }
-        HeadFacts::Headers { .. } => Deciding::Now(rest.finish(None)),
-        HeadFacts::Recorded(known) => Deciding::Now(rest.recheck(known)),
+        HeadFacts::Headers { .. } => Deciding::Now(remaining.finish(None)),
+        HeadFacts::Recorded(recorded) => Deciding::Now(remaining.recheck(recorded)),
     }
 }
 
-/// The checks of a request after the allowlist.
-struct RestOfRequest<'a> {
+/// The checks of a request that follow allowlist, GitHub rules and override headers.
+struct RemainingChecks<'a> {
     candidate: Candidate,
     raised: RaisedQuestions,
     recorded: Recorded,
@@ -245,12 +248,12 @@ struct RestOfRequest<'a> {
     cx: Cx<'a>,
 }
 
-impl RestOfRequest<'_> {
+impl RemainingChecks<'_> {
     async fn evaluate(mut self, tls: bool, sent: Option<HeaderMap>) -> Decided {
         let (target, rule) = (self.candidate.target(), self.candidate.rule());
         let headers = sent.unwrap_or_default();
-        let read = RequestInput::request(target, &headers, tls, self.registration, &rule);
-        let mut subject = FixedInput::request(read.document());
+        let input = RequestInput::request(target, &headers, tls, self.registration, &rule);
+        let mut subject = FixedInput::for_request(input.document());
         self.recorded.input = Some(Arc::clone(&subject.input));
         let bundles = &self.cx.snapshot.requests;
         let (verdict, run) = bundles.run(&mut subject, rule, &mut self.raised).await;
@@ -265,8 +268,8 @@ impl RestOfRequest<'_> {
         }
     }
 
-    fn recheck(mut self, known: &Recorded) -> Decided {
-        if let Some(input) = &known.input
+    fn recheck(mut self, recorded: &Recorded) -> Decided {
+        if let Some(input) = &recorded.input
             && let Err(denial) = recheck_bundles(self.cx, input, &mut self.raised)
         {
             return Decided::denied(denial, Check::Bundles);
@@ -311,7 +314,7 @@ impl RestOfRequest<'_> {
             (_, Candidate::Permitted(permit)) => permit,
             (None, Candidate::NeedsApproval(_)) => {
                 // An unknown host always raises a question.
-                let denial = Denial::new(Reason::Internal, UNKNOWN);
+                let denial = Denial::new(Reason::Internal, UNKNOWN_HOST_SETTING);
                 return decided(denial.into(), check, None);
             }
         };
@@ -325,15 +328,15 @@ fn recheck_bundles(
     input: &Arc<Value>,
     raised: &mut RaisedQuestions,
 ) -> Result<(), Denial> {
-    let subject = FixedInput::request_again(Arc::clone(input));
+    let subject = FixedInput::for_recheck(Arc::clone(input));
     let checked = cx.snapshot.requests.run_blocking(&subject, raised);
-    // The client cannot read a refusal in the middle of a download, so details are dropped.
+    // The request is in flight and its client cannot receive a refusal, so details are dropped.
     checked.map_err(|_| Denial::new(Reason::RegoDenied, "rego"))
 }
 
-/// Applies the rules for GitHub's API that depend on the head alone. If they need the body, they
-/// are applied when it was read.
-fn github_head(
+/// Applies the rules for GitHub's API that depend on the head alone. Rules that need the body are
+/// applied after the body was read.
+fn check_github_head(
     snapshot: &PolicySnapshot,
     target: &Target,
     head: &HeadFacts<'_>,
@@ -345,14 +348,14 @@ fn github_head(
     }
     let received = match head {
         HeadFacts::Headers { received, .. } => received,
-        HeadFacts::Recorded(known) => {
-            let again = known.github.as_ref();
-            return again
+        HeadFacts::Recorded(recorded) => {
+            let rule = recorded.github.as_ref();
+            return rule
                 .map_or(Ok(()), |rule| github::recheck(snapshot, target, rule))
-                .map(|()| known.github.clone());
+                .map(|()| recorded.github.clone());
         }
     };
-    github::blocked_pattern(snapshot, target)?;
+    github::check_blocked_patterns(snapshot, target)?;
     if snapshot.github.wants_body(&target.method, &target.path) {
         return match mode {
             Mode::Live | Mode::Recheck => Ok(None),
@@ -365,7 +368,7 @@ fn github_head(
     github::decide(snapshot, target, received, None, repos).map(Some)
 }
 
-fn request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> Decided {
     let BodyFacts {
         target,
         headers,
@@ -390,9 +393,9 @@ fn request_body(facts: &BodyFacts<'_>, cx: Cx<'_>) -> Decided {
     }
 }
 
-/// Refuses a request with a header that asks the server for another method or path, where a
-/// rule restricts either: the rules have judged the request line. Why it is refused and not
-/// sent without the header: [`policy::override_header`].
+/// Refuses a request with a header that makes the server use another method or path, if a rule
+/// restricts methods or paths of the host: the rules were applied to the request line only.
+/// [`policy::override_header`] explains why the header is not removed instead.
 fn check_override(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -409,18 +412,18 @@ fn check_override(
     if !restricted {
         return Ok(());
     }
-    let (reason, what) = match overrides {
+    let (reason, part) = match overrides {
         OverrideHeader::Method => (Reason::MethodDenied, "method"),
         OverrideHeader::Path => (Reason::PathDenied, "path"),
     };
     Err(Denial::new(reason, "override-header").with_message(format!(
-        "The header '{name}' makes {host} use another {what} for this request, and rules restrict \
-         methods or paths there. Send the request with that {what} itself, without the header."
+        "The header '{name}' makes {host} use another {part} for this request, and rules restrict \
+         methods or paths there. Send the request with that {part} itself, without the header."
     )))
 }
 
-/// The repository of a request, and whether the sender may access it. On hosts that are not in
-/// `git.hosts` pushes are refused, because they would pass unchecked.
+/// The repository of a request, and whether the sender may access it. Pushes to hosts that are not
+/// in `git.hosts` are refused, because they would not be checked.
 fn check_repository(
     snapshot: &PolicySnapshot,
     target: &Target,
@@ -443,8 +446,14 @@ fn check_repository(
         return (None, Err(denial));
     };
     let repos = registration.map_or(&[][..], |row| row.repos.as_slice());
-    let (name, shown) = (address.name.as_ref(), &address.display_name);
-    let access = repository::authorise(repos, name, shown, address.operation, git.read_public);
+    let (name, display_name) = (address.name.as_ref(), &address.display_name);
+    let access = repository::authorise(
+        repos,
+        name,
+        display_name,
+        address.operation,
+        git.read_public,
+    );
     let (access, checked) = match access {
         Ok(RepositoryPermission::Registered(repo)) => {
             (Some(RepositoryAccess::Registered(repo.clone())), Ok(()))
@@ -458,40 +467,45 @@ fn check_repository(
     )
 }
 
-fn connect(facts: &ConnectFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_connect(facts: &ConnectFacts<'_>, cx: Cx<'_>) -> Decided {
     let &ConnectFacts {
         sandbox,
         host,
         port,
     } = facts;
-    host_alone(sandbox, host, port, None, cx)
+    decide_host(sandbox, host, port, None, cx)
 }
 
 /// Decides by host, port and program.
-fn host_alone(
+fn decide_host(
     sandbox: Option<&SandboxId>,
     host: &Host,
     port: u16,
     program: Option<&str>,
     cx: Cx<'_>,
 ) -> Decided {
-    let judged = cx
+    let permitted = cx
         .snapshot
         .settings
         .allowlist()
         .judge_unread(host, port, program);
-    match judged {
+    match permitted {
         Ok(rule) => Decided::allowed(rule.name.clone(), Check::Allowlist),
         Err(denial) if cx.snapshot.asks_about(&denial) => {
             let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
-            raise_host(&mut raised, denial, sandbox, host, port);
-            settled(raised, RuleName::from(UNKNOWN), Check::Allowlist, cx)
+            raise_host_question(&mut raised, denial, sandbox, host, port);
+            decide_by_answers(
+                raised,
+                RuleName::from(UNKNOWN_HOST_SETTING),
+                Check::Allowlist,
+                cx,
+            )
         }
         Err(denial) => Decided::denied(denial, Check::Allowlist),
     }
 }
 
-fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Deciding<'a> {
     let PassthroughFacts {
         sandbox,
         host,
@@ -504,7 +518,7 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
         let denial = Denial::new(Reason::HostDenied, "egress.passthrough");
         return Deciding::Now(Decided::denied(denial, Check::Allowlist));
     }
-    let by_host = host_alone(Some(sandbox), host, port, program, cx);
+    let by_host = decide_host(Some(sandbox), host, port, program, cx);
     let Verdict::Allow { rule } = &by_host.verdict else {
         return Deciding::Now(by_host);
     };
@@ -517,13 +531,13 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
         return Deciding::Now(match &recorded.input {
             None => by_host,
             Some(input) => match recheck_bundles(cx, input, &mut raised) {
-                Ok(()) => settled(raised, rule, Check::Bundles, cx),
+                Ok(()) => decide_by_answers(raised, rule, Check::Bundles, cx),
                 Err(denial) => Decided::denied(denial, Check::Bundles),
             },
         });
     }
     Deciding::Later(Box::pin(async move {
-        let read = RequestInput {
+        let request = RequestInput {
             sandbox,
             host,
             port,
@@ -533,14 +547,14 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
             registration,
             rule: &rule,
         };
-        let mut subject = FixedInput::request(read.document());
+        let mut subject = FixedInput::for_request(request.document());
         let input = Arc::clone(&subject.input);
         let bundles = &cx.snapshot.requests;
         let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
             Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
-                settled(raised, rule, Check::Bundles, cx)
+                decide_by_answers(raised, rule, Check::Bundles, cx)
             }
         };
         Decided {
@@ -554,10 +568,10 @@ fn passthrough<'a>(facts: PassthroughFacts<'a>, mode: Mode, cx: Cx<'a>) -> Decid
     }))
 }
 
-fn mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
+fn decide_mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
     let mirrors = &cx.snapshot.settings.git.mirrors;
     let denial = Denial::new(Reason::GitRepo, "git.mirrors");
-    let refused = match facts {
+    let refusal = match facts {
         MirrorFacts::Named(name) if cx.snapshot.mirror(name).is_some() => None,
         MirrorFacts::Named(name) => {
             Some(denial.with_message(format!("There is no mirror '{name}' here.")))
@@ -565,20 +579,20 @@ fn mirror(facts: &MirrorFacts<'_>, cx: Cx<'_>) -> Decided {
         MirrorFacts::Configured(mirror) if mirrors.contains(mirror) => None,
         MirrorFacts::Configured(_) => Some(denial),
     };
-    match refused {
+    match refusal {
         None => Decided::allowed(RuleName::from("git.mirrors"), Check::Mirror),
         Some(denial) => Decided::denied(denial, Check::Mirror),
     }
 }
 
-fn push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
     let snapshot = cx.snapshot;
     let rules = snapshot.settings.push_rules(facts.registration.auth_mode);
     let rule = RuleName::from("git:push");
     let findings = match facts.objects {
         ObjectFacts::Unread => {
-            let judged = rules.judge_refs(facts.case, facts.refs);
-            return Deciding::Now(match judged {
+            let checked = rules.judge_refs(facts.case, facts.refs);
+            return Deciding::Now(match checked {
                 Ok(()) => Decided::allowed(rule, Check::Refs),
                 Err(denial) => Decided::denied(denial, Check::Refs),
             });
@@ -589,7 +603,7 @@ fn push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
     let mut raised = RaisedQuestions::new(Grant::Push, snapshot.number);
     match push::judge(&rules, facts.case, facts.refs, findings) {
         Ok(questions) => {
-            let document = input::push(&facts, findings).to_string();
+            let document = input::push_document(&facts, findings).to_string();
             for denial in questions {
                 raised.raise(denial, Grant::Push, &[document.as_bytes()]);
             }
@@ -597,16 +611,16 @@ fn push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
         Err(denial) => return Deciding::Now(Decided::denied(denial, Check::Objects)),
     }
     if snapshot.pushes.is_empty() {
-        return Deciding::Now(settled(raised, rule, Check::Objects, cx));
+        return Deciding::Now(decide_by_answers(raised, rule, Check::Objects, cx));
     }
     Deciding::Later(Box::pin(async move {
-        let mut subject = FixedInput::whole(input::push(&facts, findings));
+        let mut subject = FixedInput::for_push(input::push_document(&facts, findings));
         let bundles = &snapshot.pushes;
         let (verdict, run) = bundles.run(&mut subject, rule.clone(), &mut raised).await;
         let decided = match verdict {
             Verdict::Deny(denial) => Decided::denied(*denial, Check::Bundles),
             Verdict::Allow { .. } | Verdict::Modify(_) | Verdict::Ask(_) => {
-                settled(raised, rule, Check::Bundles, cx)
+                decide_by_answers(raised, rule, Check::Bundles, cx)
             }
         };
         Decided {
@@ -616,7 +630,7 @@ fn push<'a>(facts: PushFacts<'a>, cx: Cx<'a>) -> Deciding<'a> {
     }))
 }
 
-fn name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
+fn decide_name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
     match cx.snapshot.settings.allowlist().judge_host(host) {
         Ok(rules) => {
             let rule = rules.first().map(|rule| rule.name.clone());
@@ -626,22 +640,27 @@ fn name(sandbox: &SandboxId, host: &Host, cx: Cx<'_>) -> Decided {
         Err(denial) if cx.snapshot.asks_about(&denial) => {
             let mut raised = RaisedQuestions::new(Grant::Host, cx.snapshot.number);
             let denial = Denial {
-                rule: UNKNOWN.into(),
+                rule: UNKNOWN_HOST_SETTING.into(),
                 ..denial
             };
-            let facts = [sandbox.as_str(), &host.to_string()].map(str::to_owned);
+            let identity = [sandbox.as_str(), &host.to_string()].map(str::to_owned);
             raised.raise(
                 denial,
                 Grant::Host,
-                &facts.each_ref().map(|part| part.as_bytes()),
+                &identity.each_ref().map(|part| part.as_bytes()),
             );
-            settled(raised, RuleName::from(UNKNOWN), Check::Allowlist, cx)
+            decide_by_answers(
+                raised,
+                RuleName::from(UNKNOWN_HOST_SETTING),
+                Check::Allowlist,
+                cx,
+            )
         }
         Err(denial) => Decided::denied(denial, Check::Allowlist),
     }
 }
 
-fn mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a> {
+fn decide_mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a> {
     let McpFacts {
         stored,
         tool,
@@ -674,7 +693,7 @@ fn mcp<'a>(facts: McpFacts<'a>, bundles: &'a Bundles, cx: Cx<'a>) -> Deciding<'a
 }
 
 /// Raises the question whether a sandbox may reach a host that no rule names.
-fn raise_host(
+fn raise_host_question(
     raised: &mut RaisedQuestions,
     denial: Denial,
     sandbox: Option<&SandboxId>,
@@ -682,17 +701,17 @@ fn raise_host(
     port: u16,
 ) {
     let denial = Denial {
-        rule: UNKNOWN.into(),
+        rule: UNKNOWN_HOST_SETTING.into(),
         ..denial
     };
     let sandbox = sandbox.map_or("", SandboxId::as_str);
     let (host, port) = (host.to_string(), port.to_string());
-    let facts = [sandbox.as_bytes(), host.as_bytes(), port.as_bytes()];
-    raised.raise(denial, Grant::Host, &facts);
+    let identity = [sandbox.as_bytes(), host.as_bytes(), port.as_bytes()];
+    raised.raise(denial, Grant::Host, &identity);
 }
 
 /// Allows by `rule`, unless a question is open or was answered with a refusal.
-fn settled(raised: RaisedQuestions, rule: RuleName, check: Check, cx: Cx<'_>) -> Decided {
+fn decide_by_answers(raised: RaisedQuestions, rule: RuleName, check: Check, cx: Cx<'_>) -> Decided {
     match raised.settle(|question| cx.answer(question)) {
         None | Some(QuestionOutcome::Approved(_)) => Decided::allowed(rule, check),
         Some(QuestionOutcome::Refused(denial)) => Decided::denied(denial, check),

@@ -1,4 +1,4 @@
-//! Applies the rules for GitHub's API to the known parts of a request.
+//! Applies the rules for GitHub's API to a request's head and, where needed, its body.
 
 use http::header::{CONTENT_TYPE, HeaderMap};
 use policy::allowlist::Target;
@@ -21,8 +21,8 @@ pub(crate) fn decide(
     let mut content_types = headers.get_all(CONTENT_TYPE).iter();
     let content_type = match (content_types.next(), content_types.next()) {
         (None, _) => None,
-        (Some(one), None) => Some(one.to_str().map_err(|_| unclear_type())?),
-        (Some(_), Some(_)) => return Err(unclear_type()),
+        (Some(value), None) => Some(value.to_str().map_err(|_| ambiguous_content_type())?),
+        (Some(_), Some(_)) => return Err(ambiguous_content_type()),
     };
     snapshot.github.judge(&GithubRequest {
         method: &target.method,
@@ -41,32 +41,35 @@ pub(crate) fn recheck(
     target: &Target,
     rule: &RuleName,
 ) -> Result<(), Denial> {
-    blocked_pattern(snapshot, target)?;
+    check_blocked_patterns(snapshot, target)?;
     if snapshot.github.is_in_force(rule) {
         return Ok(());
     }
     Err(Denial::new(Reason::GithubRule, rule.clone()))
 }
 
-/// The refusal of an ambiguous Content-Type: with two of them the server chooses one.
-fn unclear_type() -> Denial {
+/// The refusal of an ambiguous Content-Type. With two headers, GitHub might use either of them.
+fn ambiguous_content_type() -> Denial {
     Denial::new(Reason::GithubRule, "github:content-type")
         .with_message("The request must have one Content-Type header, in ASCII.")
 }
 
 /// Applies `blocked_api_patterns` of policy.yaml to the encoded and the decoded path.
-pub(crate) fn blocked_pattern(snapshot: &PolicySnapshot, target: &Target) -> Result<(), Denial> {
+pub(crate) fn check_blocked_patterns(
+    snapshot: &PolicySnapshot,
+    target: &Target,
+) -> Result<(), Denial> {
     let table = &snapshot.settings.policy.policy.blocked_api_patterns;
-    let listed = table.get(target.method.as_str()).into_iter().flatten();
+    let patterns = table.get(target.method.as_str()).into_iter().flatten();
     let text = target.path.text();
-    let bare = text.strip_suffix('/').filter(|bare| !bare.is_empty());
-    for pattern in listed {
+    let without_slash = text.strip_suffix('/').filter(|path| !path.is_empty());
+    for pattern in patterns {
         let regex = pattern.regex();
-        let hit = [Some(text), Some(target.path.wire()), bare]
+        let blocked = [Some(text), Some(target.path.wire()), without_slash]
             .into_iter()
             .flatten()
             .any(|path| regex.is_match(path));
-        if hit {
+        if blocked {
             return Err(
                 Denial::new(Reason::GithubRule, "policy.yaml:blocked_api_patterns")
                     .with_evidence(format!("the pattern is {}", regex.as_str())),
@@ -76,7 +79,7 @@ pub(crate) fn blocked_pattern(snapshot: &PolicySnapshot, target: &Target) -> Res
     Ok(())
 }
 
-/// The first override header of a request, with its usual name.
+/// Finds the first override header of a request. Returns its usual spelling and its kind.
 pub(crate) fn find_override(headers: &HeaderMap) -> Option<(&'static str, OverrideHeader)> {
     let mut names = headers.keys();
     names.find_map(|name| override_header::find(name.as_str().as_bytes()))

@@ -11,15 +11,15 @@ use policy::verdict::Digest;
 pub struct Grants(Mutex<HashMap<Digest, Tick>>);
 
 impl Grants {
-    /// Adds an approval of the question of `digest` that ends at `until`. Grants that have ended by
-    /// `now` are removed.
+    /// Adds an approval of the question with `digest` that ends at `until`. Removes approvals that
+    /// have ended by `now`.
     pub fn add(&self, digest: Digest, until: Tick, now: Tick) {
         let mut grants = self.lock();
         grants.retain(|_, until| now < *until);
         grants.insert(digest, until);
     }
 
-    /// The end of the approval of the question of `digest`, if there is one.
+    /// Returns the end of the approval of the question with `digest`, if it is valid at `now`.
     pub fn find(&self, digest: &Digest, now: Tick) -> Option<Tick> {
         let until = self.lock().get(digest).copied()?;
         (now < until).then_some(until)

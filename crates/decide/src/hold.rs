@@ -4,11 +4,11 @@
 //!   ┌──▶ attempt: newest snapshot, identity, admission, head, content
 //!   │        │            │                 │
 //!   │      done      rules changed      a question
-//!   │                     │                 │  body secured, admission given back
+//!   │                     │                 │  body stored, admission returned
 //!   └─────────────────────┴─── answer ◀── wait ──▶ ended, refused
 //! ```
-//! A waiting subject holds no ticket of a breaker and no permit of a semaphore; its body is in
-//! memory or on disk. After an answer, and after each reload, everything is decided again.
+//! A waiting subject holds no ticket of a circuit breaker and no permit of a semaphore; its body is
+//! in memory or on disk. After an answer, and after each reload, the subject is decided again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,12 +37,12 @@ pub trait Answerer: Send + Sync + 'static {
     fn raise(&self, question: &Question);
 }
 
-/// The receiver of questions, if there is one.
+/// Sends questions to an answerer, if there is one.
 #[derive(Clone, Default)]
 pub struct Questions(Option<Arc<dyn Answerer>>);
 
 impl Questions {
-    /// Questions are answered by `answerer`.
+    /// Questions that `answerer` answers.
     pub fn attended(answerer: Arc<dyn Answerer>) -> Self {
         Self(Some(answerer))
     }
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Questions {
 pub enum Attempt<T> {
     /// The subject is allowed.
     Done(T),
-    /// The rules changed meanwhile, so the subject has to be decided again.
+    /// The rules changed during the attempt, so the subject has to be decided again.
     Stale,
     /// The operator has to decide.
     Ask(Box<Question>),
@@ -85,8 +85,8 @@ pub trait HeldSubject: Send {
     /// A refusal.
     type Refused;
 
-    /// Decides by the newest rules: identity, admission, head, content. On a question it returns
-    /// its admission.
+    /// Decides by the newest rules: identity, admission, head, content. If the outcome is a
+    /// question, the subject returns its admission.
     fn attempt(
         &mut self,
         answers: &ApprovalAnswers,
@@ -98,7 +98,7 @@ pub trait HeldSubject: Send {
     /// The number of the current snapshot for this subject.
     fn snapshot(&self) -> u64;
 
-    /// Prepares for waiting: the body is stored in memory or on disk.
+    /// Prepares for waiting: stores the body in memory or on disk.
     fn secure(&mut self) -> impl Future<Output = Result<(), Self::Refused>> + Send;
 
     /// Resolves when the subject must not wait any longer: its sandbox was removed, or the gate
@@ -112,11 +112,11 @@ pub trait HeldSubject: Send {
 /// The parameters of holding.
 #[derive(Clone, Copy)]
 pub struct Holding<'a> {
-    /// The receiver of questions.
+    /// Where questions are sent.
     pub questions: &'a Questions,
     /// The rules in force.
     pub policy: &'a CurrentPolicy,
-    /// Maximum total waiting time; none if the answerer limits it.
+    /// Maximum total waiting time; none if the answerer limits the time.
     pub limit: Option<Duration>,
 }
 
@@ -130,9 +130,9 @@ pub async fn settle<H: HeldSubject>(
         match held.attempt(&answers).await? {
             Attempt::Done(allowed) => return Ok(allowed),
             Attempt::Stale => {}
-            // Boxed: next to no request waits for an answer.
+            // Boxed to keep this future small: almost no request waits for an answer.
             Attempt::Ask(question) => {
-                Box::pin(wait(held, &question, &mut answers, &mut holding)).await?;
+                Box::pin(wait_for_answer(held, &question, &mut answers, &mut holding)).await?;
             }
         }
     }
@@ -142,7 +142,7 @@ pub async fn settle<H: HeldSubject>(
 
 /// Waits for the answer to `question`, or until the rules change. The waiting time is subtracted
 /// from the limit, so a reload does not restart it.
-async fn wait<H: HeldSubject>(
+async fn wait_for_answer<H: HeldSubject>(
     held: &mut H,
     question: &Question,
     answers: &mut ApprovalAnswers,
@@ -156,15 +156,15 @@ async fn wait<H: HeldSubject>(
         let message = "The request needs more approvals than one request may have.";
         return Err(held.refuse(denial.with_message(message)));
     }
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut changes = holding.policy.changes();
     held.secure().await?;
     if held.snapshot() != question.snapshot {
         return Ok(());
     }
-    let limit = async {
+    let timeout = async {
         match holding.limit {
-            Some(limit) => tokio::time::sleep_until(begun + limit).await,
+            Some(limit) => tokio::time::sleep_until(start + limit).await,
             None => std::future::pending().await,
         }
     };
@@ -173,13 +173,13 @@ async fn wait<H: HeldSubject>(
     let answer = tokio::select! {
         biased;
         denial = held.ended() => return Err(held.refuse(denial)),
-        // The new rules may allow or refuse the subject, so it is decided again.
+        // The new rules may allow or refuse the subject, so the caller decides again.
         _ = changes.changed() => None,
         answer = answerer.answer(question) => Some(answer),
-        () = limit => Some(ApprovalAnswer::TimedOut),
+        () = timeout => Some(ApprovalAnswer::TimedOut),
     };
     if let Some(limit) = &mut holding.limit {
-        *limit = limit.saturating_sub(begun.elapsed());
+        *limit = limit.saturating_sub(start.elapsed());
     }
     if let Some(answer) = answer {
         held.grant(question.digest, &answer);

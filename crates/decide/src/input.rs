@@ -1,5 +1,5 @@
-//! The `input` document of the operator's policies. Every field is always present and of one type;
-//! otherwise an agent could make a policy fail by a type error.
+//! The `input` document of the operator's policies. Every field is always present and always of the
+//! same type; otherwise an agent could make a policy fail with a type error.
 
 use http::HeaderMap;
 use policy::allowlist::Target;
@@ -15,30 +15,31 @@ use serde_json::{Map, Value, json};
 
 use crate::subject::PushFacts;
 
-/// A request, or a connection that passes unread, as a policy reads it.
+/// The input of a policy about a request, or about a TLS connection that is relayed without
+/// decryption.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestInput<'a> {
-    /// The sandbox that sends it.
+    /// The sandbox that sends the request.
     pub sandbox: &'a SandboxId,
     /// The host.
     pub host: &'a Host,
     /// The port.
     pub port: u16,
-    /// Whether over TLS.
+    /// Whether the request uses TLS.
     pub tls: bool,
-    /// The program, where it is certain.
+    /// The program that sends the request, where it is certain.
     pub program: Option<&'a str>,
-    /// The request; none for a connection that passes unread.
-    pub request: Option<ReadRequest<'a>>,
+    /// The request; none for a TLS connection that is relayed without decryption.
+    pub request: Option<PolicyRequest<'a>>,
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
-    /// The rule of the allowlist that allows it.
+    /// The rule of the allowlist that allows the request.
     pub rule: &'a RuleName,
 }
 
 /// The parts of a request that a policy reads.
 #[derive(Clone, Copy, Debug)]
-pub struct ReadRequest<'a> {
+pub struct PolicyRequest<'a> {
     /// The method.
     pub method: &'a Method,
     /// The path.
@@ -48,7 +49,7 @@ pub struct ReadRequest<'a> {
 }
 
 impl<'a> RequestInput<'a> {
-    /// A request for `target`.
+    /// The input for a request to `target`.
     pub fn request(
         target: &'a Target,
         headers: &'a HeaderMap,
@@ -62,7 +63,7 @@ impl<'a> RequestInput<'a> {
             port: target.port,
             tls,
             program: target.program.as_deref(),
-            request: Some(ReadRequest {
+            request: Some(PolicyRequest {
                 method: &target.method,
                 path: &target.path,
                 headers,
@@ -72,16 +73,16 @@ impl<'a> RequestInput<'a> {
         }
     }
 
-    /// The document.
+    /// Renders the `input` document.
     pub fn document(&self) -> Value {
-        // A connection that passes unread has no path: a rule about paths does not allow it.
+        // A connection without decryption has an empty path, so rules about paths do not allow it.
         let (method, path, raw_path, segments, headers) = match &self.request {
-            Some(read) => (
-                read.method.as_str(),
-                read.path.text(),
-                read.path.wire(),
-                read.path.segments().collect(),
-                headers(read.headers),
+            Some(request) => (
+                request.method.as_str(),
+                request.path.text(),
+                request.path.wire(),
+                request.path.segments().collect(),
+                headers_document(request.headers),
             ),
             None => ("CONNECT", "", "", Vec::new(), Map::new()),
         };
@@ -98,14 +99,14 @@ impl<'a> RequestInput<'a> {
             "segments": segments,
             "headers": headers,
             "program": self.program,
-            "registration": registration(self.registration),
+            "registration": registration_document(self.registration),
             "rule": self.rule.as_str(),
         })
     }
 }
 
-/// A push, as a policy reads it.
-pub(crate) fn push(facts: &PushFacts<'_>, findings: Option<&Findings>) -> Value {
+/// Renders the `input` document of a policy about a push.
+pub(crate) fn push_document(facts: &PushFacts<'_>, findings: Option<&Findings>) -> Value {
     let update = |update: &RefUpdate| {
         let action = match (update.old.is_zero(), update.is_deletion()) {
             (_, true) => "delete",
@@ -122,7 +123,7 @@ pub(crate) fn push(facts: &PushFacts<'_>, findings: Option<&Findings>) -> Value 
     let updates: Vec<Value> = facts.case.updates.iter().map(update).collect();
     let option = |option: &Vec<u8>| String::from_utf8_lossy(option).into_owned();
     let options: Vec<String> = facts.case.options.iter().map(option).collect();
-    let restricted = match findings.map(|found| found.restricted) {
+    let restricted = match findings.map(|findings| findings.restricted) {
         None => "unread",
         Some(RestrictedPathChange::Untouched) => "untouched",
         Some(RestrictedPathChange::Changed) => "changed",
@@ -137,22 +138,26 @@ pub(crate) fn push(facts: &PushFacts<'_>, findings: Option<&Findings>) -> Value 
         "options": options,
         "atomic": facts.atomic,
         "bytes": facts.bytes,
-        "objects": findings.map_or(0, |found| found.objects),
-        "secrets": findings.map_or(0, |found| found.secrets.len()),
+        "objects": findings.map_or(0, |findings| findings.objects),
+        "secrets": findings.map_or(0, |findings| findings.secrets.len()),
         "restricted": restricted,
-        "registration": registration(Some(facts.registration)),
+        "registration": registration_document(Some(facts.registration)),
     })
 }
 
-fn registration(registration: Option<&Registration>) -> Value {
+fn registration_document(registration: Option<&Registration>) -> Value {
     registration.map_or_else(
         || json!({"repos": [], "auth_mode": "user", "metadata": {}}),
-        |row| {
-            let repos: Vec<&str> = row.repos.iter().map(|repo| repo.name.as_str()).collect();
+        |registration| {
+            let repos: Vec<&str> = registration
+                .repos
+                .iter()
+                .map(|repo| repo.name.as_str())
+                .collect();
             json!({
                 "repos": repos,
-                "auth_mode": row.auth_mode.as_str(),
-                "metadata": row.metadata,
+                "auth_mode": registration.auth_mode.as_str(),
+                "metadata": registration.metadata,
             })
         },
     )
@@ -160,10 +165,10 @@ fn registration(registration: Option<&Registration>) -> Value {
 
 /// Headers by name, in lower case; repeated headers are joined to one list (RFC 9110, 5.3). The
 /// values of credentials are redacted.
-fn headers(headers: &HeaderMap) -> Map<String, Value> {
-    let mut shown = Map::with_capacity(headers.keys_len());
+fn headers_document(headers: &HeaderMap) -> Map<String, Value> {
+    let mut document = Map::with_capacity(headers.keys_len());
     for name in headers.keys() {
-        let value = if is_secret(name.as_str()) {
+        let value = if is_secret_header(name.as_str()) {
             "redacted".to_owned()
         } else {
             let values = headers.get_all(name).iter();
@@ -172,18 +177,18 @@ fn headers(headers: &HeaderMap) -> Map<String, Value> {
                 .collect();
             texts.join(", ")
         };
-        shown.insert(name.as_str().to_owned(), Value::String(value));
+        document.insert(name.as_str().to_owned(), Value::String(value));
     }
-    shown
+    document
 }
 
-fn is_secret(name: &str) -> bool {
+fn is_secret_header(name: &str) -> bool {
     ["authorization", "cookie", "secret", "password"]
         .iter()
         .any(|word| name.contains(word))
         || ["token", "api-key", "apikey"]
             .iter()
-            .any(|end| name.ends_with(end))
+            .any(|suffix| name.ends_with(suffix))
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 //!
 //! [`snapshot`] holds the rules of one configuration; [`decision::decide`] applies them to a
 //! [`subject`]; [`bundles`] evaluates the operator's own policies; [`checks`] is the table of
-//! which subject passes which check; [`hold`] repeats a decision until no question of it is
-//! open. Traffic and tool calls both decide here, and never import each other.
+//! which subject passes which check; [`hold`] repeats a decision until all of its questions to
+//! the operator are answered. The `egress` and `mcp` crates both decide with this crate, and do not
+//! depend on each other.
 //!
-//! **Never here:** a socket, a body of a request, SQL, or a token of a rate limit: to decide
-//! spends nothing.
+//! **Never here:** sockets, body streams, SQL, or tokens of rate limits: a decision has no side
+//! effects.
 
 pub mod bundles;
 pub mod checks;

@@ -1,4 +1,4 @@
-//! Questions to the operator: their digests, and merging of the questions of one decision.
+//! Questions to the operator: their digests, and merging the questions of one decision.
 
 use policy::answer::{Approval, ApprovalAnswer};
 use policy::reason::Reason;
@@ -14,7 +14,7 @@ pub(crate) struct RaisedQuestions {
 }
 
 impl RaisedQuestions {
-    /// No questions; those of policy bundles will have the scope `grants`.
+    /// Creates an empty set. An approval of a question of a policy bundle will grant `grants`.
     pub(crate) fn new(grants: Grant, snapshot: u64) -> Self {
         Self {
             grants,
@@ -23,21 +23,27 @@ impl RaisedQuestions {
         }
     }
 
-    /// Raises a question of a policy bundle about the subject of `facts`.
-    pub(crate) fn raise_policy(&mut self, rule: RuleName, said: DecisionDetails, facts: Digest) {
-        let denial = said.apply_to(Denial::new(Reason::AskUnattended, rule));
-        self.raise(denial, self.grants, &[&facts]);
+    /// Raises a question of a policy bundle about the subject with the digest `subject`.
+    pub(crate) fn raise_policy(
+        &mut self,
+        rule: RuleName,
+        details: DecisionDetails,
+        subject: Digest,
+    ) {
+        let denial = details.apply_to(Denial::new(Reason::AskUnattended, rule));
+        self.raise(denial, self.grants, &[&subject]);
     }
 
-    /// Raises a question about `facts`, in place of the refusal `denial`.
-    pub(crate) fn raise(&mut self, denial: Denial, grants: Grant, facts: &[&[u8]]) {
+    /// Raises a question in place of the refusal `denial`. `subject` are the values that identify
+    /// the question, together with the rule.
+    pub(crate) fn raise(&mut self, denial: Denial, grants: Grant, subject: &[&[u8]]) {
         let Denial {
             rule,
             message,
             evidence,
             ..
         } = denial;
-        let digest = digest(facts.iter().copied().chain([rule.as_str().as_bytes()]));
+        let digest = digest(subject.iter().copied().chain([rule.as_str().as_bytes()]));
         let question = Question {
             digest,
             rules: vec![rule],
@@ -49,17 +55,17 @@ impl RaisedQuestions {
         self.question = Some(Box::new(match self.question.take() {
             None => question,
             Some(first) => {
-                let both = self::digest([&first.digest[..], &question.digest[..]]);
+                let merged = self::digest([&first.digest[..], &question.digest[..]]);
                 Question {
-                    digest: both,
+                    digest: merged,
                     ..first.merge(question)
                 }
             }
         }));
     }
 
-    /// The outcome of the questions, with the answers that `find_answer` knows: an approval, a
-    /// refusal, or the question that is still open. None where none was raised.
+    /// The outcome of the questions, with the answer that `find_answer` returns: an approval, a
+    /// refusal, or the question that is still open. None if no question was raised.
     pub(crate) fn settle(
         self,
         find_answer: impl FnOnce(&Question) -> Option<ApprovalAnswer>,
@@ -70,7 +76,7 @@ impl RaisedQuestions {
         };
         Some(match Approval::of(&question, &answer) {
             Some(approval) => QuestionOutcome::Approved(approval),
-            None => QuestionOutcome::Refused(refused(&question, &answer)),
+            None => QuestionOutcome::Refused(denial_for_answer(&question, &answer)),
         })
     }
 }
@@ -82,7 +88,7 @@ pub(crate) enum QuestionOutcome {
     Open(Box<Question>),
 }
 
-fn refused(question: &Question, answer: &ApprovalAnswer) -> Denial {
+fn denial_for_answer(question: &Question, answer: &ApprovalAnswer) -> Denial {
     let reason = match answer {
         ApprovalAnswer::Allow { .. } | ApprovalAnswer::Deny => Reason::AskDenied,
         ApprovalAnswer::TimedOut => Reason::AskTimeout,

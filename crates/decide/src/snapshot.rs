@@ -1,4 +1,4 @@
-//! The rules of one configuration, immutable, and the pointer to those in force.
+//! The immutable rules of one configuration, and the pointer to the snapshot in force.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::bundles::Bundles;
 
 /// All rules of one configuration. All checks of a request use the same snapshot; if another one
-/// becomes current meanwhile, the request is decided again.
+/// becomes current during the request, the request is decided again.
 #[derive(Debug)]
 pub struct PolicySnapshot {
     /// The unique number of the snapshot.
@@ -35,23 +35,23 @@ pub struct PolicySnapshot {
     pub pushes: Arc<Bundles>,
     /// The operator's policies about tool calls and their results.
     pub calls: Arc<Bundles>,
-    /// The operator's policies about questions of tools.
+    /// The operator's policies about requests of tool servers to their clients.
     pub elicitations: Arc<Bundles>,
 }
 
 fn next_number() -> u64 {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    NUMBERS.fetch_add(1, Ordering::Relaxed)
+    static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
+    NEXT_NUMBER.fetch_add(1, Ordering::Relaxed)
 }
 
 impl PolicySnapshot {
-    /// Prepares the rules of `settings`. Reads policy bundles, so it blocks.
+    /// Loads the rules of `settings`. Blocks, because it reads policy bundles from disk.
     pub fn load(settings: Arc<Settings>) -> Result<Self, BundleReadError> {
         let names_programs = settings
             .allowlist()
             .rules()
             .any(|rule| !rule.programs.is_empty());
-        // Names of rules that do not exist were refused when the file was read.
+        // Unknown rule names were refused when the configuration file was read.
         let github = GithubRules::new(&settings.egress.github.allow, settings.git.read_public);
         let bundles = |entrypoint| Bundles::load(&settings, entrypoint).map(Arc::new);
         Ok(Self {
@@ -100,19 +100,19 @@ impl PolicySnapshot {
         }
     }
 
-    /// The mirror of that name, in any case and without `.git`.
+    /// Finds the mirror `name`. Upper and lower case and the suffix `.git` do not matter.
     pub fn mirror(&self, name: &str) -> Option<&MirrorSettings> {
         let name = name.strip_suffix(".git").unwrap_or(name);
         self.settings.git.mirrors.iter().find(|mirror| {
-            let own = mirror.name.strip_suffix(".git").unwrap_or(&mirror.name);
-            own.eq_ignore_ascii_case(name)
+            let configured = mirror.name.strip_suffix(".git").unwrap_or(&mirror.name);
+            configured.eq_ignore_ascii_case(name)
         })
     }
 
-    /// Whether TLS to `host` is passed on unread.
+    /// Whether TLS connections to `host` are relayed without decryption.
     pub fn passes_unread(&self, host: &Host) -> bool {
-        let unread = &self.settings.egress.passthrough;
-        unread.iter().any(|pattern| pattern.matches(host))
+        let patterns = &self.settings.egress.passthrough;
+        patterns.iter().any(|pattern| pattern.matches(host))
     }
 
     /// Whether some policy bundle decides about messages of tools.
@@ -120,7 +120,7 @@ impl PolicySnapshot {
         !self.calls.is_empty() || !self.elicitations.is_empty()
     }
 
-    /// Bundles for messages of tools that are configured and were left out, and why.
+    /// The configured bundles for messages of tools that were skipped, and why.
     pub fn missing_tool_bundles(&self) -> Vec<String> {
         [self.calls.missing(), self.elicitations.missing()].concat()
     }
@@ -130,7 +130,8 @@ impl PolicySnapshot {
         self.settings.egress.unknown == UnknownHostAction::Ask
     }
 
-    /// Whether the operator decides about what `denial` refuses: a host that no rule names.
+    /// Whether the operator is asked instead of refusing with `denial`, because no rule names the
+    /// host.
     pub(crate) fn asks_about(&self, denial: &Denial) -> bool {
         let unknown = matches!(denial.reason, Reason::HostDenied | Reason::IpLiteral);
         unknown && self.asks_about_hosts()
@@ -170,12 +171,12 @@ impl CurrentPolicy {
         self.announce(number);
     }
 
-    /// Makes all held decisions run again, after a change for one sandbox.
+    /// Makes all decisions that wait for an answer run again, after a change for one sandbox.
     pub fn announce(&self, number: u64) {
         self.changes.send_replace(number);
     }
 
-    /// Receives every change from now on.
+    /// Subscribes to changes of the rules.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

@@ -1,4 +1,4 @@
-//! Subjects of decisions, as facts that the caller provides.
+//! Subjects of decisions, with the data about them that the caller provides.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ pub enum Subject<'a> {
     Request(RequestFacts<'a>),
     /// The body of a request that was allowed by its head.
     RequestBody(BodyFacts<'a>),
-    /// A tunnel for a client that does not trust the gate's certificates, and could not read a
-    /// refusal inside it.
+    /// A CONNECT of a client that does not trust the gate's certificates. Such a client could not
+    /// read a refusal inside the tunnel.
     Connect(ConnectFacts<'a>),
-    /// A TLS connection that passes unread.
+    /// A TLS connection that is relayed without decryption.
     Passthrough(PassthroughFacts<'a>),
     /// A mirror of a repository, for fetching and pushing.
     Mirror(MirrorFacts<'a>),
@@ -57,24 +57,24 @@ pub enum Mode {
 pub struct RequestFacts<'a> {
     /// The target of the request.
     pub target: Target,
-    /// Whether over TLS.
+    /// Whether the request uses TLS.
     pub tls: bool,
-    /// The headers, or the data of the first decision.
+    /// The headers, or the data that the first decision recorded.
     pub head: HeadFacts<'a>,
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
 }
 
-/// Facts about a request's head other than its target.
+/// The request's head without its target.
 pub enum HeadFacts<'a> {
     /// The headers.
     Headers {
         /// The headers from the client.
         received: &'a HeaderMap,
-        /// The headers to send; only policy bundles read them, and without bundles they are none.
+        /// The headers to send, for policy bundles; none without bundles.
         sent: Option<HeaderMap>,
     },
-    /// The data of the decision that allowed the request.
+    /// The data that the decision that allowed the request recorded.
     Recorded(&'a Recorded),
 }
 
@@ -87,7 +87,7 @@ pub struct Recorded {
     pub github: Option<RuleName>,
 }
 
-/// A body that has to be read for a decision.
+/// A request's body, for rules that depend on it.
 pub struct BodyFacts<'a> {
     /// The target of the request.
     pub target: &'a Target,
@@ -109,15 +109,15 @@ pub struct ConnectFacts<'a> {
     pub port: u16,
 }
 
-/// A connection that passes unread.
+/// A TLS connection that is relayed without decryption.
 pub struct PassthroughFacts<'a> {
     /// The sandbox.
     pub sandbox: &'a SandboxId,
-    /// The host in the TLS hello.
+    /// The host in the TLS ClientHello.
     pub host: &'a Host,
     /// The port.
     pub port: u16,
-    /// The program, where it is certain.
+    /// The program that opened the connection, where it is certain.
     pub program: Option<&'a str>,
     /// The sender's registration, where it is known.
     pub registration: Option<&'a Registration>,
@@ -127,9 +127,9 @@ pub struct PassthroughFacts<'a> {
 
 /// A mirror.
 pub enum MirrorFacts<'a> {
-    /// By the name that a client used.
+    /// The mirror with the name that a client sent.
     Named(&'a str),
-    /// By its settings when access to it was allowed.
+    /// The mirror with the settings it had when access was allowed.
     Configured(&'a MirrorSettings),
 }
 
@@ -139,13 +139,13 @@ pub struct PushFacts<'a> {
     pub registration: &'a Registration,
     /// The host.
     pub host: &'a Host,
-    /// The repository, or the mirror.
+    /// The name of the repository, or of the mirror.
     pub repo: &'a str,
     /// The commands and options of the push.
     pub case: &'a PushContext,
-    /// The facts about each ref.
+    /// The data about each ref.
     pub refs: &'a [RefFacts],
-    /// The facts about its objects.
+    /// The data about the pushed objects.
     pub objects: ObjectFacts<'a>,
     /// Whether the push is atomic.
     pub atomic: bool,
@@ -153,10 +153,10 @@ pub struct PushFacts<'a> {
     pub bytes: u64,
 }
 
-/// Facts about the objects of a push.
+/// The data about the objects of a push.
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectFacts<'a> {
-    /// The objects were not read yet: only the refs are decided.
+    /// The objects were not read yet, so the decision is about the refs only.
     Unread,
     /// No rule needs the objects.
     NotWanted,
@@ -168,13 +168,13 @@ pub enum ObjectFacts<'a> {
 pub struct McpFacts<'a> {
     /// The refusal that a before hook stored for this call, if there is one.
     pub stored: Option<&'a Denial>,
-    /// The result of the tool lists and fingerprints.
+    /// The result of checking the tool lists and fingerprints.
     pub tool: Result<(), Denial>,
-    /// The message as policy bundles read it; none before it was read.
+    /// The message as policy bundles read it; none before the message was read.
     pub message: Option<&'a mut dyn BundleSubject>,
 }
 
-/// A request on a git host: its repository, and the identity with which it may be sent.
+/// A request to a git host: its repository, and the identity with which it may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepositoryRequest {
     /// The repository and the operation.
@@ -183,11 +183,11 @@ pub struct RepositoryRequest {
     pub access: Option<RepositoryAccess>,
 }
 
-/// The identity with which a request on a git host may be sent.
+/// The identity with which a request to a git host may be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepositoryAccess {
     /// The credentials for a repository of the sandbox's registration.
     Registered(Repo),
-    /// Without any credential.
+    /// The request is sent without credentials.
     Anonymous,
 }

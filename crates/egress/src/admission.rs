@@ -18,7 +18,7 @@ use crate::stage::Stage;
 
 /// Circuit breaker ticket of one attempt. Dropped without an outcome, it counts as abandoned, so
 /// that no half-open breaker waits for it.
-#[must_use = "settle it with the outcome of the request"]
+#[must_use = "settle the admission with the outcome of the request"]
 #[derive(Debug)]
 pub struct Admission {
     cx: RequestCx,
@@ -45,7 +45,7 @@ impl Admission {
         if outcome == UpstreamOutcome::Failure {
             services
                 .metrics()
-                .failed(rate_limits::label(settings, host));
+                .count_failure(rate_limits::label(settings, host));
         }
         let now = services.clock().tick();
         let limits = &sandbox.upstreams;
@@ -71,20 +71,21 @@ pub fn take_token(
     let taken = cx.sandbox.upstreams.take(&cx.snapshot.settings, host, now);
     let pass = taken.map_err(|(wait, rule)| {
         let denial = Denial::new(Reason::RateLimited, rule);
-        refuse(Check::Rate, denial.with(retry(host, wait.seconds())))
+        check_refusal(Check::Rate, denial.with(retry_detail(host, wait.seconds())))
     })?;
     log.end_stage(Stage::Rate);
     Ok(pass)
 }
 
-/// Admits one attempt at a request. `paid` is the token of an earlier attempt.
+/// Admits one attempt at a request. `earlier_pass` is the token that an earlier attempt
+/// has taken.
 pub fn admit(
     cx: &RequestCx,
     host: &Host,
-    paid: Option<RateLimitPass>,
+    earlier_pass: Option<RateLimitPass>,
     log: &mut RequestLog,
 ) -> Result<(RateLimitPass, Admission), RequestRefusal> {
-    let pass = match paid {
+    let pass = match earlier_pass {
         Some(pass) => pass,
         None => take_token(cx, host, log)?,
     };
@@ -92,7 +93,10 @@ pub fn admit(
     let admitted = cx.sandbox.upstreams.admit(&cx.snapshot.settings, host, now);
     let ticket = admitted.map_err(|open| {
         let denial = Denial::new(Reason::CircuitOpen, "circuit_breakers");
-        refuse(Check::Breaker, denial.with(retry(host, open.seconds())))
+        check_refusal(
+            Check::Breaker,
+            denial.with(retry_detail(host, open.seconds())),
+        )
     })?;
     log.end_stage(Stage::Breaker);
     let admission = Admission {
@@ -119,7 +123,7 @@ pub fn take_label(cx: &RequestCx, host: &Host, port: u16) -> Result<(), RequestR
         let labels = cx.services.name_server().label_budget();
         labels
             .admit(cx.sandbox.id(), name)
-            .map_err(|denial| refuse(Check::Labels, denial))?;
+            .map_err(|denial| check_refusal(Check::Labels, denial))?;
     }
     Ok(())
 }
@@ -135,11 +139,12 @@ pub fn take_push(cx: &RequestCx) -> Result<(), Denial> {
     })
 }
 
-fn refuse(check: Check, denial: Denial) -> RequestRefusal {
+/// The refusal of a request by `check`.
+fn check_refusal(check: Check, denial: Denial) -> RequestRefusal {
     RequestRefusal::new(Stage::of(check), denial)
 }
 
-fn retry(host: &Host, after: u64) -> Detail {
+fn retry_detail(host: &Host, after: u64) -> Detail {
     let upstream = host.to_string();
     Detail::Retry { upstream, after }
 }

@@ -13,8 +13,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// A timer that can be reset cheaply.
 #[derive(Debug, Default)]
 pub struct Alarm {
+    /// The time of expiry, if it was set.
     at: Option<Instant>,
-    /// Expires at that time or before it.
+    /// The runtime's timer, which expires at `at` or earlier.
     sleep: Option<Pin<Box<Sleep>>>,
 }
 

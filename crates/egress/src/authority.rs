@@ -1,10 +1,10 @@
 //! The gate's certificate authority: issues the leaf certificates that sandboxes trust.
 //!
-//! There is one per installation, in one file of the state directory that is replaced atomically,
-//! so that a crash leaves the old or the new one. A new root is also cross-signed by the old key:
-//! a sandbox that was created earlier trusts only the old root, and can verify new leaves through
-//! the cross-signed certificate until the old root expires. The old key itself is deleted at
-//! once.
+//! Each installation has one authority, in one file of the state directory. The file is replaced
+//! atomically, so that a crash leaves the old or the new content. A new root is also cross-signed
+//! by the old key: a sandbox that was created earlier trusts only the old root, and can verify new
+//! leaves through the cross-signed certificate until the old root expires. The old key itself is
+//! deleted at once.
 //!
 //! **Never here:** the key in a message, a log line or a sandbox.
 
@@ -115,17 +115,17 @@ pub struct Leaf {
     pub chain: Vec<CertificateDer<'static>>,
     /// The private key of the leaf.
     pub key: PrivateKeyDer<'static>,
-    /// The end of its validity.
+    /// The end of the certificate's validity.
     pub expires: UnixMillis,
 }
 
 impl CertificateAuthority {
     /// Loads the authority in `dir`. Creates a new one if it is missing or expires soon. Blocks.
     pub fn open(dir: &Path, now: UnixMillis) -> Result<Self, AuthorityError> {
-        match read(dir)? {
+        match read_authority_file(dir)? {
             Some(stored) if !stored.time_to_renewal(now).is_zero() => {
-                publish(dir, &stored)?;
-                Self::of(dir, stored)
+                write_root_file(dir, &stored)?;
+                Self::from_stored(dir, stored)
             }
             Some(stored) => Self::renew(dir, Some(&stored), now),
             None => Self::renew(dir, None, now),
@@ -134,33 +134,35 @@ impl CertificateAuthority {
 
     /// Replaces the root in `dir` by a new one. Blocks.
     pub fn rotate(dir: &Path, now: UnixMillis) -> Result<Self, AuthorityError> {
-        Self::renew(dir, read(dir)?.as_ref(), now)
+        Self::renew(dir, read_authority_file(dir)?.as_ref(), now)
     }
 
     fn renew(
         dir: &Path,
-        before: Option<&StoredAuthority>,
+        previous: Option<&StoredAuthority>,
         now: UnixMillis,
     ) -> Result<Self, AuthorityError> {
-        let mark = random::<4>()?.map(|byte| format!("{byte:02x}")).concat();
-        let name = format!("Palisade gate {mark}");
+        let suffix = random_bytes::<4>()?
+            .map(|byte| format!("{byte:02x}"))
+            .concat();
+        let name = format!("Palisade gate {suffix}");
         let key = KeyPair::generate()?;
         let expires = now.plus(ROOT_LIFETIME);
         let params = root_params(&name, now, expires)?;
         let root = params.self_signed(&key)?.pem();
         let mut cross_signed = Vec::new();
-        if let Some(before) = before.filter(|before| before.expires > now) {
-            let issuer = before.issuer(dir)?;
-            let params = root_params(&name, now, before.expires)?;
+        if let Some(previous) = previous.filter(|previous| previous.expires > now) {
+            let issuer = previous.issuer(dir)?;
+            let params = root_params(&name, now, previous.expires)?;
             cross_signed.push(CrossSignedRoot {
                 certificate: params.signed_by(&key, &issuer)?.pem(),
-                expires: before.expires,
+                expires: previous.expires,
             });
             cross_signed.extend(
-                before
+                previous
                     .cross_signed
                     .iter()
-                    .filter(|b| b.expires > now)
+                    .filter(|root| root.expires > now)
                     .cloned(),
             );
         }
@@ -171,12 +173,12 @@ impl CertificateAuthority {
             expires,
             cross_signed,
         };
-        write(dir, &stored)?;
-        publish(dir, &stored)?;
-        Self::of(dir, stored)
+        write_authority_file(dir, &stored)?;
+        write_root_file(dir, &stored)?;
+        Self::from_stored(dir, stored)
     }
 
-    fn of(dir: &Path, stored: StoredAuthority) -> Result<Self, AuthorityError> {
+    fn from_stored(dir: &Path, stored: StoredAuthority) -> Result<Self, AuthorityError> {
         let issuer = stored.issuer(dir)?;
         let cross_signed = stored
             .cross_signed
@@ -240,11 +242,11 @@ impl CertificateAuthority {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
         // A common name has 64 characters at most (X.520); clients check the alternative name.
-        let shown = host.to_string();
+        let common_name = host.to_string();
         params.distinguished_name.push(
             DnType::CommonName,
-            if shown.len() <= 64 {
-                &shown
+            if common_name.len() <= 64 {
+                &common_name
             } else {
                 "Palisade"
             },
@@ -255,7 +257,7 @@ impl CertificateAuthority {
         }];
         params.not_before = to_date(minus(now, CLOCK_SKEW));
         params.not_after = to_date(expires);
-        params.serial_number = Some(serial()?);
+        params.serial_number = Some(random_serial()?);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
@@ -270,7 +272,7 @@ impl CertificateAuthority {
     }
 }
 
-/// Omits the key.
+/// The debug output omits the key.
 impl std::fmt::Debug for CertificateAuthority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority")
@@ -312,7 +314,7 @@ fn root_params(
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.not_before = to_date(minus(now, CLOCK_SKEW));
     params.not_after = to_date(expires);
-    params.serial_number = Some(serial()?);
+    params.serial_number = Some(random_serial()?);
     params.use_authority_key_identifier_extension = true;
     Ok(params)
 }
@@ -328,16 +330,16 @@ fn to_date(at: UnixMillis) -> OffsetDateTime {
         .unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
-/// RFC 5280, 4.1.2.2: positive, and 20 octets at most.
-fn serial() -> Result<SerialNumber, AuthorityError> {
-    let mut bytes = random::<16>()?;
+/// A random serial number: positive, and 20 octets at most (RFC 5280, 4.1.2.2).
+fn random_serial() -> Result<SerialNumber, AuthorityError> {
+    let mut bytes = random_bytes::<16>()?;
     if let Some(first) = bytes.first_mut() {
         *first = (*first & 0x7f) | 0x40;
     }
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], AuthorityError> {
+fn random_bytes<const N: usize>() -> Result<[u8; N], AuthorityError> {
     let mut bytes = [0; N];
     rustls::crypto::aws_lc_rs::default_provider()
         .secure_random
@@ -353,7 +355,7 @@ fn damaged_error(dir: &Path, detail: String) -> AuthorityError {
     }
 }
 
-fn read(dir: &Path) -> Result<Option<StoredAuthority>, AuthorityError> {
+fn read_authority_file(dir: &Path) -> Result<Option<StoredAuthority>, AuthorityError> {
     let path = dir.join(AUTHORITY_FILE);
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
@@ -375,24 +377,24 @@ fn read(dir: &Path) -> Result<Option<StoredAuthority>, AuthorityError> {
     Ok(Some(stored))
 }
 
-fn write(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
+fn write_authority_file(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
     let text = serde_json::to_string_pretty(stored).map_err(|error| AuthorityError::File {
         path: dir.join(AUTHORITY_FILE),
         operation: "written",
         source: error.into(),
     })?;
-    replace(dir, AUTHORITY_FILE, text.as_bytes(), 0o600)
+    replace_file(dir, AUTHORITY_FILE, text.as_bytes(), 0o600)
 }
 
-fn publish(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
-    if std::fs::read_to_string(dir.join(ROOT_FILE)).is_ok_and(|there| there == stored.root) {
+fn write_root_file(dir: &Path, stored: &StoredAuthority) -> Result<(), AuthorityError> {
+    if std::fs::read_to_string(dir.join(ROOT_FILE)).is_ok_and(|current| current == stored.root) {
         return Ok(());
     }
-    replace(dir, ROOT_FILE, stored.root.as_bytes(), 0o644)
+    replace_file(dir, ROOT_FILE, stored.root.as_bytes(), 0o644)
 }
 
 /// Replaces a file atomically, and syncs it to disk.
-fn replace(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), AuthorityError> {
+fn replace_file(dir: &Path, name: &str, bytes: &[u8], mode: u32) -> Result<(), AuthorityError> {
     let path = dir.join(name);
     let written = || -> std::io::Result<()> {
         let draft = dir.join(format!("{name}.new"));

@@ -18,7 +18,7 @@ pub fn full(bytes: impl Into<Bytes>) -> MessageBody {
 }
 
 /// Reads a whole body of at most `max` bytes.
-pub async fn whole(mut body: MessageBody, max: usize) -> Result<Bytes, BodyError> {
+pub async fn read_whole(mut body: MessageBody, max: usize) -> Result<Bytes, BodyError> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let data = frame?.into_data().unwrap_or_default();

@@ -46,7 +46,7 @@ enum Metering {
     Upload(Arc<Tally>),
     /// A response body to the sandbox; its end writes the record.
     Response(Box<RequestLog>),
-    /// A response body that is counted behind its filters.
+    /// A response body inside of filters: the filtered body is counted instead.
     Uncounted,
 }
 
@@ -178,7 +178,7 @@ impl<B> MeteredBody<B> {
 
     fn interrupt(&mut self) {
         if let Metering::Response(log) = &mut self.metering {
-            log.interrupted();
+            log.record_interruption();
         }
     }
 
@@ -313,8 +313,8 @@ mod tests {
         set.enter(connection("x.example"))
     }
 
-    /// Request and response body of one request.
-    fn halves<B>(in_flight: InFlight, upload: B, answer: B) -> [MessageBody; 2]
+    /// Builds the request body and the response body of one request.
+    fn both_bodies<B>(in_flight: InFlight, upload: B, answer: B) -> [MessageBody; 2]
     where
         B: Body<Data = Bytes, Error = BodyError> + Send + Unpin + 'static,
     {
@@ -348,7 +348,7 @@ mod tests {
         let set = Arc::new(InFlightSet::default());
         let ((_one, upload), (_two, answer)) = (mpsc::channel(1), mpsc::channel(1));
         let [mut sent, mut received] =
-            halves(enter(&set), ChannelBody(upload), ChannelBody(answer));
+            both_bodies(enter(&set), ChannelBody(upload), ChannelBody(answer));
         let begun = Instant::now();
         let revoke = async {
             // Both bodies wait by then.
@@ -366,7 +366,7 @@ mod tests {
     #[tokio::test]
     async fn revocation_aborts_both_bodies_while_they_transfer() {
         let set = Arc::new(InFlightSet::default());
-        let [mut sent, mut received] = halves(enter(&set), EndlessBody, EndlessBody);
+        let [mut sent, mut received] = both_bodies(enter(&set), EndlessBody, EndlessBody);
         for body in [&mut sent, &mut received] {
             assert!(body.frame().await.unwrap().is_ok());
         }
@@ -378,7 +378,7 @@ mod tests {
     #[tokio::test]
     async fn revocation_aborts_an_upload_after_its_response_ended() {
         let set = Arc::new(InFlightSet::default());
-        let [mut sent, received] = halves(enter(&set), EndlessBody, EndlessBody);
+        let [mut sent, received] = both_bodies(enter(&set), EndlessBody, EndlessBody);
         drop(received);
         assert_eq!(set.len(), 1);
         assert_eq!(set.recheck(|_| false), 1);

@@ -154,7 +154,7 @@ mod tests {
             BranchChange::Created,
         );
         assert_eq!(made.len(), 3);
-        let gone = audit_records(
+        let deleted = audit_records(
             &sandbox(),
             &repository("a.example"),
             &names[..1],
@@ -162,7 +162,7 @@ mod tests {
         );
         let branches = Branches::default();
         made.iter()
-            .chain(&gone)
+            .chain(&deleted)
             .for_each(|event| branches.replay(event));
         assert!(!branches.contains(&repository("a.example"), "refs/heads/0"));
         assert!(branches.contains(&repository("a.example"), "refs/heads/69"));

@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns its result once `may_answer` is notified.
+    /// A lookup that returns its result once `may_answer` is notified.
     #[derive(Default)]
     struct SlowSocketOwner {
         lookups: AtomicUsize,

@@ -19,7 +19,7 @@ pub struct ClientConnection {
     pub source: ConnectionSource,
     /// Addresses, tunnel and TLS hello of the connection.
     pub connection_info: ConnectionInfo,
-    /// The slot among the sandbox's connections, which a tunnel keeps.
+    /// The slot in the limit of connections, which a tunnel keeps.
     pub place: Option<Arc<OwnedSemaphorePermit>>,
     /// Ends the connection and every tunnel in it.
     pub stop: CancellationToken,

@@ -18,8 +18,8 @@ impl Clock {
         }
     }
 
-    /// The monotonic time. It is one second ahead, so that an unused bucket's time is in the
-    /// past.
+    /// The monotonic time, plus one second: a new rate limit bucket has the time zero, which must
+    /// lie in the past.
     pub fn tick(&self) -> Tick {
         Tick::default() + Duration::from_secs(1) + self.origin.elapsed()
     }

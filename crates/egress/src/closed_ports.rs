@@ -1,7 +1,8 @@
 //! Audit records of connections to ports on which the gate does not listen.
 //!
-//! The kernel refuses such a connection without a listener ever seeing it. A raw socket in the
-//! sandbox's network receives a copy of its SYN packet, so that it gets an audit record.
+//! The kernel refuses such a connection, and no listener of the gate is notified. A raw socket in
+//! the sandbox's network receives a copy of the SYN packet, so that the connection gets an audit
+//! record.
 
 use std::io::Result;
 use std::net::{IpAddr, SocketAddr};

@@ -47,7 +47,7 @@ const MAX_STREAMS: u32 = 128;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// HTTP/2 send buffer of a stream.
+/// HTTP/2 send buffer of a stream, in bytes.
 const SEND_BUFFER: usize = 64 * 1024;
 
 /// The HTTP/2 connection preface (RFC 9113, 3.4).
@@ -56,7 +56,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Buffer size of the first read: the HTTP/2 preface and the settings after it fit.
 const FIRST_READ: usize = 512;
 
-/// Largest message head.
+/// Largest message head in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 
 /// HTTP/2 keep-alive: an idle client is pinged, and must answer in time.
@@ -93,16 +93,16 @@ enum NegotiatedProtocol {
 
 /// Serves a connection to its end. The future is boxed because a tunnel's future contains another
 /// one. The state of the negotiation is freed before HTTP starts: most connections are idle.
-fn serve(connection: ClientConnection, io: BoxedStream, already: Bytes) -> ServeFuture {
+fn serve(connection: ClientConnection, io: BoxedStream, already_read: Bytes) -> ServeFuture {
     Box::pin(async move {
         let mut connection = connection;
-        match Box::pin(negotiate(&mut connection, io, already)).await {
+        match Box::pin(negotiate(&mut connection, io, already_read)).await {
             Ok(Some(NegotiatedProtocol::Http1(stream))) => serve_http1(connection, stream).await,
             Ok(Some(NegotiatedProtocol::Http2(stream))) => serve_http2(connection, stream).await,
             Ok(None) => {}
             // The client gets no answer, but the attempt is recorded.
             Err(NegotiationError { host, denial }) => {
-                record_end(&connection, host.as_ref(), denial).await;
+                record_early_end(&connection, host.as_ref(), denial).await;
             }
         }
     })
@@ -143,11 +143,11 @@ fn hello_name(connection: &ClientConnection) -> Option<Host> {
 
 /// Records a connection that ended before it was ready for a request. A ready connection without a
 /// request is not recorded: browsers open such connections in advance.
-async fn record_end(connection: &ClientConnection, host: Option<&Host>, denial: Denial) {
+async fn record_early_end(connection: &ClientConnection, host: Option<&Host>, denial: Denial) {
     let sandbox = connection.source.sandbox();
     let slot = reserve_record(sandbox).await;
     let mut log = RequestLog::begin(&connection.services, sandbox, Kind::Http, slot);
-    connection.connection_info.note(&mut log);
+    connection.connection_info.write_destination(&mut log);
     if let Some(host) = host {
         log.event.host = Some(host.to_string());
     }
@@ -155,9 +155,9 @@ async fn record_end(connection: &ClientConnection, host: Option<&Host>, denial: 
 }
 
 /// The refusal of a client that was too slow.
-fn too_slow(what: &str) -> Denial {
+fn timeout_denial(step: &str) -> Denial {
     Denial::new(Reason::ClientTimeout, "timeouts.header")
-        .with_evidence(format!("{what} took too long"))
+        .with_evidence(format!("{step} took too long"))
 }
 
 /// The refusal of a connection that starts with an invalid hello.
@@ -201,10 +201,10 @@ fn handshake_error(error: &std::io::Error) -> Denial {
 async fn negotiate(
     connection: &mut ClientConnection,
     io: BoxedStream,
-    already: Bytes,
+    already_read: Bytes,
 ) -> Result<Option<NegotiatedProtocol>, NegotiationError> {
     let limit = header_timeout(connection);
-    match timeout(limit, hello::read_start(io, already)).await {
+    match timeout(limit, hello::read_start(io, already_read)).await {
         Ok(Ok(hello::ConnectionStart::Tls { hello, io })) => {
             negotiate_tls(connection, hello, io).await
         }
@@ -214,7 +214,7 @@ async fn negotiate(
         Ok(Err(error)) => Err(NegotiationError::new(None, hello_error(&error))),
         Err(_) => Err(NegotiationError::new(
             None,
-            too_slow("the start of the connection"),
+            timeout_denial("the start of the connection"),
         )),
     }
 }
@@ -238,14 +238,14 @@ async fn negotiate_tls(
             "the client is not registered",
         ));
     };
-    if let Ok(Some((host, Some(port)))) = connection.connection_info.agreed()
+    if let Ok(Some((host, Some(port)))) = connection.connection_info.agreed_host_and_port()
         && RequestCx::new(&connection.services, &sandbox)
             .snapshot
             .passes_unread(&host)
     {
         let tls = true;
         let destination = Destination { host, port, tls };
-        passthrough::pass(connection, &sandbox, destination, &hello, io).await;
+        passthrough::serve(connection, &sandbox, destination, &hello, io).await;
         return Ok(None);
     }
     // The certificate is for the name in the hello, so that the client can read the refusal: a name
@@ -255,25 +255,30 @@ async fn negotiate_tls(
         .tunnel
         .as_ref()
         .map(|(host, _)| host.clone());
-    let meant = connection
+    let original_destination = connection
         .connection_info
         .original_destination
-        .map(|meant| Host::Ip(meant.ip()));
-    let Some(shown) = name.or(tunnel).or(meant) else {
+        .map(|address| Host::Ip(address.ip()));
+    let Some(certificate_host) = name.or(tunnel).or(original_destination) else {
         return Err(NegotiationError::tls(None, "the connection names no host"));
     };
     let now = connection.services.clock().wall();
-    let handshake = sandbox.certificates.server_config(&shown, now);
-    let handshake =
-        handshake.map_err(|error| NegotiationError::tls(Some(&shown), error.to_string()))?;
+    let handshake = sandbox.certificates.server_config(&certificate_host, now);
+    let handshake = handshake
+        .map_err(|error| NegotiationError::tls(Some(&certificate_host), error.to_string()))?;
     let accepting = TlsAcceptor::from(handshake).accept(io);
     let stream = match timeout(header_timeout(connection), accepting).await {
         Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return Err(NegotiationError::new(Some(&shown), handshake_error(&error))),
+        Ok(Err(error)) => {
+            return Err(NegotiationError::new(
+                Some(&certificate_host),
+                handshake_error(&error),
+            ));
+        }
         Err(_) => {
             return Err(NegotiationError::new(
-                Some(&shown),
-                too_slow("the handshake"),
+                Some(&certificate_host),
+                timeout_denial("the handshake"),
             ));
         }
     };
@@ -311,11 +316,11 @@ async fn serve_http1(connection: ClientConnection, stream: BoxedStream) {
         // HTTP, without calling the service.
         if faults.is_inside_head() {
             let denial = if error.is_timeout() {
-                too_slow("the request's head")
+                timeout_denial("the request's head")
             } else {
                 Denial::new(Reason::ClientLeft, "framing").with_evidence(error.to_string())
             };
-            record_end(&connection, hello_name(&connection).as_ref(), denial).await;
+            record_early_end(&connection, hello_name(&connection).as_ref(), denial).await;
         }
     }
 }
@@ -333,7 +338,7 @@ async fn answer_http1(
         ..
     } = connection;
     if let Some(fault) = faults.take_fault(ordinal) {
-        let denial = request::framing(&fault.to_string());
+        let denial = request::framing_denial(&fault.to_string());
         return pipeline::answer_fault(services, source, connection_info, denial).await;
     }
     let response = if request.method() == Method::CONNECT {
@@ -347,7 +352,7 @@ async fn answer_http1(
         || response.extensions().get::<Tunnel>().is_some();
     if !switched {
         // The next message follows. After a switch, the new owner of the stream also takes the
-        // bytes that the guard holds.
+        // bytes that the framing guard has not passed on.
         faults.resume(ordinal);
     }
     response
@@ -366,7 +371,7 @@ async fn open_tunnel(
 ) -> Response<MessageBody> {
     let (mut head, _) = request.into_parts();
     let trusts = trusts_gate_root(connection);
-    let meant = read_tunnel(&connection.connection_info, head.uri.authority());
+    let tunnel_target = read_tunnel_target(&connection.connection_info, head.uri.authority());
     let ClientConnection {
         services,
         source,
@@ -374,7 +379,7 @@ async fn open_tunnel(
         ..
     } = connection;
     let decided = pipeline::answer_tunnel(services, source, connection_info, &head, || {
-        let (host, port) = meant.as_ref().map_err(Clone::clone)?;
+        let (host, port) = tunnel_target.as_ref().map_err(Clone::clone)?;
         if trusts || host.is_gate() {
             return Ok(());
         }
@@ -383,12 +388,13 @@ async fn open_tunnel(
     if let Err(refused) = decided.await {
         return refused;
     }
-    let (Ok(meant), Some(upgrade)) = (meant, head.extensions.remove::<OnUpgrade>()) else {
-        let denial = request::framing("this connection does not support CONNECT");
+    let (Ok(tunnel_target), Some(upgrade)) = (tunnel_target, head.extensions.remove::<OnUpgrade>())
+    else {
+        let denial = request::framing_denial("this connection does not support CONNECT");
         return pipeline::answer_fault(services, source, connection_info, denial).await;
     };
     let mut inside = connection.clone();
-    inside.connection_info.tunnel = Some(meant);
+    inside.connection_info.tunnel = Some(tunnel_target);
     let (stop, tasks) = (inside.stop.clone(), inside.tasks.clone());
     let tunnel = async move {
         let Ok(upgraded) = upgrade.await else { return };
@@ -396,8 +402,8 @@ async fn open_tunnel(
         match upgraded.downcast::<TokioIo<FramingGuard<BoxedStream>>>() {
             Ok(parts) => {
                 let (io, rest) = parts.io.into_inner().into_inner();
-                let already = [parts.read_buf, rest].concat().into();
-                serve(inside, io, already).await;
+                let already_read = [parts.read_buf, rest].concat().into();
+                serve(inside, io, already_read).await;
             }
             Err(upgraded) => {
                 serve(inside, Box::new(TokioIo::new(upgraded)), Bytes::new()).await;
@@ -410,8 +416,9 @@ async fn open_tunnel(
     response
 }
 
-/// Decides about a tunnel on a shared network, where the program is not known. If a decision needs
-/// an approval and approvals are available, the connection inside the tunnel requests it.
+/// Decides about a CONNECT on a shared network, where the client's program cannot be looked up. If
+/// the rules require an approval and an operator can answer, the tunnel is opened, and the
+/// connection inside the tunnel waits for the approval.
 fn decide_tunnel(connection: &ClientConnection, host: &Host, port: u16) -> Result<(), Denial> {
     let sandbox = connection.source.sandbox();
     let snapshot = connection.services.snapshot_for(sandbox.map(AsRef::as_ref));
@@ -434,19 +441,20 @@ fn decide_tunnel(connection: &ClientConnection, host: &Host, port: u16) -> Resul
     }
 }
 
-fn read_tunnel(
+/// Reads host and port of a CONNECT target.
+fn read_tunnel_target(
     connection_info: &ConnectionInfo,
     authority: Option<&http::uri::Authority>,
 ) -> Result<(Host, u16), Denial> {
     if connection_info.tunnel.is_some() || connection_info.hello.is_some() {
-        return Err(request::framing("a tunnel inside a tunnel"));
+        return Err(request::framing_denial("a tunnel inside a tunnel"));
     }
     let authority = authority
-        .ok_or_else(|| request::framing("a CONNECT target must have a host and a port"))?;
+        .ok_or_else(|| request::framing_denial("a CONNECT target must have a host and a port"))?;
     let Authority { host, port } =
-        Authority::parse(authority.as_str()).map_err(request::bad_host)?;
-    let port =
-        port.ok_or_else(|| request::framing("a CONNECT target must have a host and a port"))?;
+        Authority::parse(authority.as_str()).map_err(request::bad_host_denial)?;
+    let port = port
+        .ok_or_else(|| request::framing_denial("a CONNECT target must have a host and a port"))?;
     Ok((host, port))
 }
 
@@ -473,10 +481,15 @@ async fn serve_http2(connection: ClientConnection, mut stream: BoxedStream) {
         Ok(Ok(length)) if length > 0 => {}
         Ok(_) | Err(_) => return,
     }
-    // hyper closes such a connection without calling the service.
-    if first.iter().zip(PREFACE).any(|(byte, known)| byte != known) {
-        let denial = request::framing("the connection does not start with the HTTP/2 preface");
-        return record_end(&connection, hello_name(&connection).as_ref(), denial).await;
+    // hyper closes a connection with another preface without calling the service.
+    if first
+        .iter()
+        .zip(PREFACE)
+        .any(|(byte, expected)| byte != expected)
+    {
+        let denial =
+            request::framing_denial("the connection does not start with the HTTP/2 preface");
+        return record_early_end(&connection, hello_name(&connection).as_ref(), denial).await;
     }
     let io = ReplayStream::new(stream, first.freeze());
     let connection = Arc::new(connection);

@@ -82,7 +82,7 @@ pub struct Dialer {
     change: Mutex<()>,
 }
 
-/// Settings that a reload replaces. A request keeps the ones it began with.
+/// Settings that a reload replaces. A request uses those that were in force when it began.
 #[derive(Clone)]
 struct DialConfig {
     addresses: Arc<Addresses>,
@@ -183,7 +183,7 @@ impl Dialer {
         outgoing: Outgoing,
     ) -> Result<UpstreamResponse, DialError> {
         let (route, mut request) = outgoing.into_parts();
-        message::clean(&route, &mut request)?;
+        message::strip_headers(&route, &mut request)?;
         let key = (sandbox.clone(), route);
         match self.attempt(&key, request, false).await {
             Ok(response) => Ok(response),

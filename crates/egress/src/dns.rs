@@ -1,13 +1,13 @@
 //! DNS server for sandboxes: answers queries by the same allowlist as HTTP.
 //!
-//! [`NameServer::answer`] parses a query strictly, identifies its client, checks the record type and
-//! the name, and then answers in one of two modes.
+//! [`NameServer::answer`] parses a query strictly, identifies its client, checks the record type
+//! and the name, and then answers in one of two modes.
 //!
 //! - **Synthetic**: every well-formed name gets an address of a reserved range that stands for
 //!   this name in the gate. No query leaves the gate; whether the name may be reached is decided
 //!   when the client connects, where it can read the refusal.
 //! - **Forward**: a name that is not in the allowlist does not exist. Other names are resolved
-//!   upstream, in lower context and without any other data of the client; aliases are flattened,
+//!   upstream, in lower case and without any other data of the client; aliases are flattened,
 //!   every hop is checked against the denied names and every address against the address
 //!   classes that are never dialled (docs/adr/0021-names-behind-an-alias.md).
 //!
@@ -54,8 +54,9 @@ use tokio::time::Instant;
 
 use self::client_state::ClientState;
 use self::decision::{
-    AnswerKind, AuditVerdict, Decision, ForwardedQuery, LOCAL_TTL, Step, address_in, decide_name,
-    denied, empty, empty_code, local, own_addresses, refuse, type_name,
+    AnswerKind, AuditVerdict, Decision, ForwardedQuery, LOCAL_TTL, Step, address_of_reverse_name,
+    answer_empty, answer_with_addresses, decide_name, denied_decision, empty_code, own_addresses,
+    refuse, type_name,
 };
 use self::forward::{ForwardContext, ForwardOutcome, Forwarder};
 pub use self::labels::{DataPattern, LabelBudget, LabelLimits, data_pattern};
@@ -139,7 +140,7 @@ impl Default for DnsLimits {
     }
 }
 
-/// Returns the rules in force for a sandbox, or without a sandbox's additions.
+/// Returns the rules in force, with the hosts that were added for the sandbox, if one is given.
 pub type PolicyNow = Box<dyn Fn(Option<&SandboxId>) -> NamePolicy + Send + Sync>;
 
 /// The rules by which a query is answered.
@@ -196,7 +197,8 @@ impl NameServer {
         }
     }
 
-    /// Replaces the upstream resolvers. An error fails every forwarded query with its text.
+    /// Replaces the upstream resolvers. If `resolvers` is an error, every forwarded query fails
+    /// with it.
     pub fn set_resolvers(&self, resolvers: Result<Vec<SocketAddr>, String>) {
         self.forwarder.set_resolvers(resolvers);
     }
@@ -229,17 +231,17 @@ impl NameServer {
         self.labels.forget(sandbox);
     }
 
-    /// Removes the state of every sandbox for which `gone` is true: on a shared network a sandbox
-    /// may have sent DNS queries and no other traffic.
-    pub fn prune(&self, gone: impl Fn(&SandboxId) -> bool) {
-        let known: Vec<SandboxId> = self.client_states().keys().cloned().collect();
-        for sandbox in known.iter().filter(|sandbox| gone(sandbox)) {
+    /// Removes the state of every sandbox for which `is_removed` is true: on a shared network a
+    /// sandbox may have sent DNS queries and no other traffic.
+    pub fn prune(&self, is_removed: impl Fn(&SandboxId) -> bool) {
+        let sandboxes: Vec<SandboxId> = self.client_states().keys().cloned().collect();
+        for sandbox in sandboxes.iter().filter(|sandbox| is_removed(sandbox)) {
             self.forget(sandbox);
         }
     }
 
-    /// Answers one query; `None` if the bytes deserve no answer. Takes no longer than the
-    /// deadline. The caller writes the event before it sends the bytes.
+    /// Answers one query within the deadline; `None` if the bytes must not be answered, because
+    /// they are too short or are an answer. The caller writes the event before it sends the bytes.
     pub async fn answer(
         &self,
         client: &QueryClient,
@@ -362,15 +364,15 @@ impl NameServer {
         };
         // Names with a local meaning are never forwarded, in either mode.
         if let Some((four, six)) = own_addresses(&name, context) {
-            return local(kind, four, six);
+            return answer_with_addresses(kind, four, six);
         }
         match context.mode {
             DnsMode::Synthetic => {
                 if answer_kind == AnswerKind::Empty {
-                    return empty(true);
+                    return answer_empty(true);
                 }
                 let index = self.client_state(sandbox).addresses().assign(&name);
-                local(kind, Some(index.v4()), Some(index.v6()))
+                answer_with_addresses(kind, Some(index.v4()), Some(index.v6()))
             }
             DnsMode::Forward => {
                 let raise = |question: &Question| self.questions.raise(question);
@@ -381,7 +383,7 @@ impl NameServer {
 
     /// Answers a `PTR` query for a synthetic address.
     fn answer_reverse(&self, sandbox: &SandboxId, name: &Name) -> Step {
-        let index = address_in(name).and_then(AddressIndex::from_ip);
+        let index = address_of_reverse_name(name).and_then(AddressIndex::from_ip);
         let Some(index) = index else {
             let denial = Denial::new(Reason::DnsType, TYPE_RULE)
                 .with_message("Only addresses that the gate assigned have a PTR record.");
@@ -395,7 +397,7 @@ impl NameServer {
         };
         let known = known.and_then(|name| wire_name(&name).ok());
         let Some(known) = known else {
-            return empty(false);
+            return answer_empty(false);
         };
         Step::Settled(Decision {
             reply: Reply::with(vec![RData::PTR(PTR(known))], LOCAL_TTL),
@@ -443,11 +445,11 @@ impl NameServer {
                 record: Some(AuditVerdict::Allowed(rule, None)),
             },
             ForwardOutcome::NameDenied(denial) => {
-                denied(ResponseCode::NXDomain, denial, QueryOutcome::Denied)
+                denied_decision(ResponseCode::NXDomain, denial, QueryOutcome::Denied)
             }
             // NXDOMAIN would apply to the other address family too (RFC 8020).
             ForwardOutcome::AddressDenied(denial) => {
-                denied(ResponseCode::NoError, denial, QueryOutcome::Denied)
+                denied_decision(ResponseCode::NoError, denial, QueryOutcome::Denied)
             }
             ForwardOutcome::Failed(error) => {
                 let sandbox = &query_to_forward.sandbox;

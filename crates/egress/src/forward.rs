@@ -76,7 +76,7 @@ impl Upgrade {
             let joined = match client.await {
                 Ok(client) => {
                     if let Some(handover) = handover {
-                        handover.done();
+                        handover.notify_upgraded();
                     }
                     let client = TokioIo::new(client);
                     splice::join(client, upstream, &log.tally, &in_flight, idle_timeout).await
@@ -115,7 +115,7 @@ pub struct PreparedRequest {
     clippy::large_enum_variant,
     reason = "most requests are ready at once, and a box would cost each of them an allocation"
 )]
-pub enum Preparing {
+pub enum Preparation {
     /// The request is ready.
     Now(PreparedRequest),
     /// The future prepares the request.
@@ -127,7 +127,7 @@ pub fn prepare(
     cx: RequestCx,
     request: Cleared<PipelineRequest, Admission>,
     answers: &ApprovalAnswers,
-) -> Result<Preparing, RequestRefusal> {
+) -> Result<Preparation, RequestRefusal> {
     let (outgoing, target, admission, (upgrade, recorded)) =
         Outgoing::cleared(request, build_outgoing)?;
     let authorized = Authorized::Request(Box::new(AuthorizedRequest {
@@ -143,9 +143,9 @@ pub fn prepare(
         ))
     };
     Ok(match cx.enter(authorized) {
-        PendingEntry::Now(entered) => Preparing::Now(prepared(cx, entered)?),
+        PendingEntry::Now(entered) => Preparation::Now(prepared(cx, entered)?),
         PendingEntry::Later(entering) => {
-            Preparing::Later(Box::pin(async move { prepared(cx, entering.await) }))
+            Preparation::Later(Box::pin(async move { prepared(cx, entering.await) }))
         }
     })
 }
@@ -170,7 +170,7 @@ fn build_outgoing(
     let upgrade = upgrade.filter(|_| websocket::is_requested(&head));
     if upgrade.is_some() && !body.is_empty() {
         // The upgrade request is sent without a body: refuse instead of dropping one.
-        let denial = request::framing("a WebSocket request must not have a body");
+        let denial = request::framing_denial("a WebSocket request must not have a body");
         return Err(RequestRefusal::new(Stage::Forward, denial));
     }
     let head = *head;

@@ -1,15 +1,15 @@
 //! Strict HTTP/1 framing checks in front of hyper's lenient parser.
 //!
-//! hyper's HTTP/1 server accepts ambiguous messages, repairs some of them before the service sees
-//! them, and answers those that it rejects without calling the service. So this guard sits between
-//! the connection and hyper. It tracks the messages and passes on no byte of a head before it has
-//! checked the complete head:
+//! hyper's HTTP/1 server accepts ambiguous messages, repairs some of them before the service
+//! receives them, and answers those that it rejects without calling the service. So the framing
+//! guard sits between the connection and hyper. It tracks the messages and passes on no byte of a
+//! head before it has checked the complete head:
 //!
 //! ```text
 //!          complete and valid                    body done
 //!   head ──────────────────────▶ passed to hyper ─────────▶ head of the next
 //!    │                              │       │
-//!    │ fault                        │ fault │ CONNECT or Upgrade: fork
+//!    │ fault                        │ fault │ CONNECT or Upgrade
 //!    ▼                              ▼       ▼
 //!   stand-in, then no bytes:     an error   held back until the service calls
 //!   the service answers 400                 `upgrade` (raw) or `resume` (next head)
@@ -88,6 +88,7 @@ pub struct FramingGuard<IO> {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
+    /// The tracker checks the messages.
     Following,
     /// The connection has switched to another protocol.
     Raw,
@@ -105,17 +106,19 @@ pub struct GuardHandle(Arc<Mutex<Shared>>);
 struct Shared {
     /// The fault and the number of its request. A connection ends with its first fault.
     fault: Option<(u64, Fault)>,
-    /// The request whose answer decides the protocol of the following bytes.
-    fork: Option<u64>,
-    decision: Option<ForkDecision>,
+    /// The number of the request whose response decides the protocol of the following bytes.
+    pending_upgrade: Option<u64>,
+    decision: Option<UpgradeDecision>,
     waker: Option<Waker>,
     /// Whether a head has started and is not complete.
     is_inside_head: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum ForkDecision {
+enum UpgradeDecision {
+    /// The following bytes are of another protocol.
     Upgrade,
+    /// The next HTTP message follows.
     Resume,
 }
 
@@ -140,19 +143,19 @@ impl GuardHandle {
     /// it when hyper has released the connection, never before the answer: what hyper reads after
     /// this call is unchecked. [`FramingGuard::into_inner`] makes the call unnecessary.
     pub fn upgrade(&self, ordinal: u64) {
-        self.decide_fork(ordinal, ForkDecision::Upgrade);
+        self.decide_upgrade(ordinal, UpgradeDecision::Upgrade);
     }
 
     /// Reports that this request did not switch protocols: the next message follows. May be called
     /// for every request, and must be called after CONNECT or `Upgrade`, or the connection
     /// stalls.
     pub fn resume(&self, ordinal: u64) {
-        self.decide_fork(ordinal, ForkDecision::Resume);
+        self.decide_upgrade(ordinal, UpgradeDecision::Resume);
     }
 
-    fn decide_fork(&self, ordinal: u64, decision: ForkDecision) {
+    fn decide_upgrade(&self, ordinal: u64, decision: UpgradeDecision) {
         let mut shared = lock(&self.0);
-        if shared.fork != Some(ordinal) || shared.decision.is_some() {
+        if shared.pending_upgrade != Some(ordinal) || shared.decision.is_some() {
             return;
         }
         shared.decision = Some(decision);
@@ -212,8 +215,8 @@ impl<IO> FramingGuard<IO> {
     fn record_result(&mut self, result: Result<(), FaultKind>) {
         let Err(kind) = result else {
             // Set before the head is passed on, because the service then answers it.
-            if let Some(ordinal) = self.tracker.switching() {
-                lock(&self.shared).fork = Some(ordinal);
+            if let Some(ordinal) = self.tracker.switching_ordinal() {
+                lock(&self.shared).pending_upgrade = Some(ordinal);
             }
             return;
         };
@@ -239,12 +242,13 @@ impl<IO> FramingGuard<IO> {
         }
     }
 
-    /// The service's decision at the fork. Without one, this task is woken when it is made.
-    fn fork_decision(&self, cx: &Context<'_>) -> Option<ForkDecision> {
+    /// The service's decision about a pending upgrade. Before the decision, returns `None` and
+    /// registers this task to be woken.
+    fn upgrade_decision(&self, cx: &Context<'_>) -> Option<UpgradeDecision> {
         let mut shared = lock(&self.shared);
         let decision = shared.decision.take();
         match decision {
-            Some(_) => shared.fork = None,
+            Some(_) => shared.pending_upgrade = None,
             None => shared.waker = Some(cx.waker().clone()),
         }
         decision
@@ -267,8 +271,9 @@ impl<IO: AsyncRead + Unpin> FramingGuard<IO> {
         Poll::Ready(Ok(length))
     }
 
-    /// At a fork: holds incoming bytes back, and detects that the client closed the connection.
-    fn poll_fork(
+    /// While an upgrade is pending: holds incoming bytes back, and detects that the client closed
+    /// the connection.
+    fn poll_upgrade_pending(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
@@ -336,11 +341,11 @@ impl<IO: AsyncRead + Unpin> AsyncRead for FramingGuard<IO> {
                     return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, fault)));
                 }
             }
-            if this.tracker.is_at_fork() {
-                match this.fork_decision(cx) {
-                    None => return this.poll_fork(cx, buf, this.tracker.limits().head),
-                    Some(ForkDecision::Upgrade) => this.state = State::Raw,
-                    Some(ForkDecision::Resume) => {
+            if this.tracker.is_upgrade_pending() {
+                match this.upgrade_decision(cx) {
+                    None => return this.poll_upgrade_pending(cx, buf, this.tracker.limits().head),
+                    Some(UpgradeDecision::Upgrade) => this.state = State::Raw,
+                    Some(UpgradeDecision::Resume) => {
                         this.tracker.resume();
                         this.check_held();
                     }
@@ -423,9 +428,9 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 /// Fuzz target: the output does not depend on how the bytes are split, and consists of the input
 /// and the stand-in only.
 pub fn fuzz_check(bytes: &[u8]) {
-    let whole = Exercise::run(bytes, usize::MAX);
+    let whole = GuardOutput::run(bytes, usize::MAX);
     for step in [1, 3] {
-        assert_eq!(whole, Exercise::run(bytes, step), "in pieces of {step}");
+        assert_eq!(whole, GuardOutput::run(bytes, step), "in pieces of {step}");
     }
     let passed = match whole.fault {
         Some(_) => whole.out.strip_suffix(STAND_IN).unwrap_or(&whole.out),
@@ -436,12 +441,12 @@ pub fn fuzz_check(bytes: &[u8]) {
 
 /// The output and fault of a connection on which no request switches protocols.
 #[derive(Debug, PartialEq, Eq)]
-struct Exercise {
+struct GuardOutput {
     out: Vec<u8>,
     fault: Option<(u64, Fault)>,
 }
 
-impl Exercise {
+impl GuardOutput {
     fn run(bytes: &[u8], step: usize) -> Self {
         let pieces = ChunkedReader { rest: bytes, step };
         let (mut guard, faults) = FramingGuard::new(pieces, HeadLimits::default());
@@ -457,9 +462,9 @@ impl Exercise {
                 }
                 Poll::Ready(Ok(()) | Err(_)) | Poll::Pending => {}
             }
-            let fork = lock(&faults.0).fork;
-            match fork {
-                Some(ordinal) if guard.tracker.is_at_fork() => faults.resume(ordinal),
+            let pending_upgrade = lock(&faults.0).pending_upgrade;
+            match pending_upgrade {
+                Some(ordinal) if guard.tracker.is_upgrade_pending() => faults.resume(ordinal),
                 _ => break,
             }
         }

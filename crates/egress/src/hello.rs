@@ -1,8 +1,8 @@
 //! TLS ClientHello parser: detects TLS at the start of a connection, and replays every byte.
 //!
-//! A parser that stopped at the first segment or the first record would let a client choose what
-//! the policy sees. So this one joins records and fragments, refuses everything ambiguous, and
-//! replays every byte to the next reader.
+//! A parser that stopped at the first segment or the first record would let a client choose which
+//! bytes the policy checks. So this one joins records and fragments, refuses everything ambiguous,
+//! and replays every byte to the next reader.
 //!
 //! **Never here:** a handshake. The TLS server reads the same bytes again.
 
@@ -117,13 +117,12 @@ pub enum BadHello {
     Protocols,
 }
 
-/// Reads the start of `io`, after the bytes that were read from it `already`. The caller sets a
-/// timeout.
+/// Reads the start of `io`, after the bytes in `already_read`. The caller sets a timeout.
 pub async fn read_start<IO: AsyncRead + Unpin>(
     mut io: IO,
-    already: Bytes,
+    already_read: Bytes,
 ) -> Result<ConnectionStart<IO>, BadHello> {
-    let mut bytes = BytesMut::from(already);
+    let mut bytes = BytesMut::from(already_read);
     let mut message = HandshakeMessage::default();
     loop {
         match bytes.first() {
@@ -254,7 +253,8 @@ struct HandshakeMessage {
 }
 
 impl HandshakeMessage {
-    /// Continues in the connection's first bytes. Returns the hello once it is complete.
+    /// Parses the records that have become complete. `bytes` are all bytes of the connection so
+    /// far. Returns the hello once it is complete.
     fn advance(&mut self, bytes: &[u8]) -> Result<Option<Hello>, BadHello> {
         loop {
             let mut rest = Cursor(bytes.get(self.at..).unwrap_or_default());
@@ -289,7 +289,7 @@ impl HandshakeMessage {
 const RECORD_HEADER: usize = 5;
 
 impl Hello {
-    /// RFC 8446, section 4.1.2.
+    /// Parses a ClientHello (RFC 8446, section 4.1.2).
     fn read(mut message: Cursor<'_>) -> Result<Self, BadHello> {
         let mut head = || {
             let version = message.number(2)?;
@@ -404,17 +404,17 @@ impl<'a> Cursor<'a> {
 /// Fuzz target: the result does not depend on how the bytes are split, and every byte is
 /// replayed.
 pub fn fuzz_check(bytes: &[u8]) {
-    let whole = outcome(bytes, usize::MAX, 0);
-    for (step, already) in [(1, 0), (3, 0), (7, bytes.len() / 2), (1, bytes.len())] {
-        let split = outcome(bytes, step, already);
-        assert_eq!(whole, split, "in pieces of {step}, after {already}");
+    let whole = parse_in_steps(bytes, usize::MAX, 0);
+    for (step, already_read) in [(1, 0), (3, 0), (7, bytes.len() / 2), (1, bytes.len())] {
+        let split = parse_in_steps(bytes, step, already_read);
+        assert_eq!(whole, split, "in pieces of {step}, after {already_read}");
     }
 }
 
-/// The result for these bytes, if `already` of them were read before and the others arrive in
+/// The result for these bytes, if `already_read` of them were read before and the others arrive in
 /// pieces of `step` bytes.
-fn outcome(bytes: &[u8], step: usize, already: usize) -> Result<Option<Hello>, String> {
-    let (first, rest) = bytes.split_at(already);
+fn parse_in_steps(bytes: &[u8], step: usize, already_read: usize) -> Result<Option<Hello>, String> {
+    let (first, rest) = bytes.split_at(already_read);
     let pieces = ChunkedReader { rest, step };
     let mut cx = Context::from_waker(Waker::noop());
     let start = pin!(read_start(pieces, Bytes::copy_from_slice(first)));

@@ -28,13 +28,13 @@ pub struct InFlightSet {
 struct Entry {
     authorized: Authorized,
     revoked: AtomicBool,
-    /// The tasks of the response and the upload.
+    /// Wake the tasks of the response and of the request body when the request is revoked.
     wakers: [AtomicWaker; 2],
-    /// Number of halves that hold the entry.
+    /// Number of references to the entry: one each for the request body and the response.
     holders: AtomicUsize,
 }
 
-/// What was allowed, with the data for a recheck.
+/// An allowed request or connection, with the data that a recheck needs.
 #[derive(Clone, Debug)]
 pub enum Authorized {
     /// A request.
@@ -81,13 +81,13 @@ pub struct InFlight {
     entry: Arc<Entry>,
     number: u64,
     set: Arc<InFlightSet>,
-    half: Half,
+    holder: Holder,
 }
 
-/// The half of a request that holds a handle.
+/// The task that holds a handle: the one that sends the response, or the upload.
 #[derive(Clone, Copy, Debug)]
-enum Half {
-    Answer,
+enum Holder {
+    Response,
     Upload,
 }
 
@@ -110,7 +110,7 @@ impl InFlightSet {
             entry,
             number,
             set: Arc::clone(self),
-            half: Half::Answer,
+            holder: Holder::Response,
         }
     }
 
@@ -170,7 +170,7 @@ impl Entry {
 }
 
 impl InFlight {
-    /// What was allowed.
+    /// The request or connection that was allowed.
     pub fn authorized(&self) -> &Authorized {
         &self.entry.authorized
     }
@@ -183,7 +183,7 @@ impl InFlight {
             entry: Arc::clone(&self.entry),
             number: self.number,
             set: Arc::clone(&self.set),
-            half: Half::Upload,
+            holder: Holder::Upload,
         }
     }
 
@@ -197,10 +197,10 @@ impl InFlight {
         if self.is_revoked() {
             return Poll::Ready(());
         }
-        let [answer, upload] = &self.entry.wakers;
-        let waker = match self.half {
-            Half::Answer => answer,
-            Half::Upload => upload,
+        let [response, upload] = &self.entry.wakers;
+        let waker = match self.holder {
+            Holder::Response => response,
+            Holder::Upload => upload,
         };
         waker.register(cx.waker());
         if self.is_revoked() {
@@ -242,12 +242,12 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn recheck_revokes_only_requests_that_are_no_longer_allowed() {
         let set = Arc::new(InFlightSet::default());
-        let gone = set.enter(connection("gone.example"));
+        let revoked = set.enter(connection("revoked.example"));
         let stays = set.enter(connection("stays.example"));
-        let waiting = tokio::spawn(async move { gone.revoked().await });
+        let waiting = tokio::spawn(async move { revoked.revoked().await });
         tokio::task::yield_now().await;
         let keep = |authorized: &Authorized| match authorized {
-            Authorized::Passthrough(one) => one.host.to_string().starts_with("stays"),
+            Authorized::Passthrough(connection) => connection.host.to_string().starts_with("stays"),
             Authorized::Request(_) | Authorized::Mirror(_) | Authorized::Held => false,
         };
         assert_eq!(set.recheck(keep), 1);

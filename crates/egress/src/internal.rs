@@ -41,7 +41,7 @@ pub fn is_for_tools(target: &Target) -> bool {
     target.path.segments().next() == Some("mcp")
 }
 
-/// The request for the bridge: path and query without scheme and host.
+/// Converts a request for the bridge: path and query without scheme and host.
 pub fn for_tools(mut head: Parts, body: MessageBody) -> Request<MessageBody> {
     let path = head.uri.path_and_query().cloned();
     head.uri = path.map_or_else(|| Uri::from_static("/"), Uri::from);

@@ -30,7 +30,7 @@ pub struct CertificateCache {
     slots: Mutex<HashMap<Host, Arc<Slot>>>,
 }
 
-/// The configuration of one host. The first caller creates it, and the others wait.
+/// The configuration of one host. The first caller creates it, and concurrent callers wait for it.
 struct Slot {
     since: UnixMillis,
     root: String,
@@ -71,7 +71,7 @@ impl CertificateCache {
         let authority = self.authority.load();
         let slot = self.slot(host, &authority, now);
         let created = slot.config.get_or_init(|| {
-            self.make(&authority, host, now)
+            self.create_config(&authority, host, now)
                 .map_err(|error| error.to_string())
         });
         match created {
@@ -107,7 +107,7 @@ impl CertificateCache {
         slot
     }
 
-    fn make(
+    fn create_config(
         &self,
         authority: &CertificateAuthority,
         host: &Host,

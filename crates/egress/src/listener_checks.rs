@@ -2,7 +2,7 @@
 //!
 //! The kernel completes a handshake even where nothing accepts any more, so a connection alone
 //! proves little. A check therefore waits for a reaction of the loop that serves the socket. It
-//! announces its own address first, and the loops recognise it by that: a check is no client,
+//! announces its own address first, by which the loops recognise the check: a check is no client,
 //! and causes no audit record, no metric and no refusal.
 
 use std::collections::HashSet;
@@ -78,12 +78,12 @@ impl ListenerChecks {
 
     /// Connects, and waits until the accept loop closes the connection.
     async fn check_stream(&self, listener: SocketAddr) -> Result<()> {
-        let listener = reachable(listener);
+        let listener = reachable_address(listener);
         let socket = match listener {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        socket.bind(any_port(listener))?;
+        socket.bind(with_any_port(listener))?;
         let _announced = self.announce(socket.local_addr()?);
         let mut stream = socket.connect(listener).await?;
         match stream.read(&mut [0; 1]).await? {
@@ -94,8 +94,8 @@ impl ListenerChecks {
 
     /// Sends a datagram, and waits until the loop that reads datagrams returns it.
     async fn check_datagrams(&self, listener: SocketAddr) -> Result<()> {
-        let listener = reachable(listener);
-        let socket = UdpSocket::bind(any_port(listener)).await?;
+        let listener = reachable_address(listener);
+        let socket = UdpSocket::bind(with_any_port(listener)).await?;
         let _announced = self.announce(socket.local_addr()?);
         socket.connect(listener).await?;
         loop {
@@ -152,8 +152,9 @@ where
     Ok(())
 }
 
-/// Where a listener on `address` can be reached: a wildcard listens on the loopback, too.
-fn reachable(address: SocketAddr) -> SocketAddr {
+/// The address at which a listener on `address` can be reached: a wildcard listener is reached at
+/// the loopback.
+fn reachable_address(address: SocketAddr) -> SocketAddr {
     let mut reachable = address;
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => reachable.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -164,7 +165,7 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 /// The same address, at a port that the system chooses.
-fn any_port(address: SocketAddr) -> SocketAddr {
+fn with_any_port(address: SocketAddr) -> SocketAddr {
     let mut own = address;
     own.set_port(0);
     own
@@ -217,7 +218,7 @@ mod tests {
             ("[::]:8080", "[::1]:8080"),
             ("127.0.0.2:8080", "127.0.0.2:8080"),
         ] {
-            let reached = reachable(given.parse().unwrap());
+            let reached = reachable_address(given.parse().unwrap());
             assert_eq!(reached, expected.parse().unwrap());
         }
     }

@@ -70,7 +70,7 @@ pub async fn serve(
     for socket in sockets {
         match socket {
             SandboxSocket::Stream(socket) => {
-                let listener = listen(StdListener::from(socket))?;
+                let listener = to_tokio_listener(StdListener::from(socket))?;
                 if listener.local_addr()?.port() == DNS_PORT {
                     let accepting = accept_queries(
                         Arc::clone(&services),
@@ -80,19 +80,19 @@ pub async fn serve(
                         tasks.clone(),
                         stop.clone(),
                     );
-                    tasks.spawn(until(stop.clone(), accepting));
+                    tasks.spawn(run_until_stopped(stop.clone(), accepting));
                     continue;
                 }
                 let (services, state) = (Arc::clone(&services), Arc::clone(&state));
                 if listener.local_addr()?.port() == daemon::PORT {
                     let accepting =
                         accept_git(services, state, listener, tasks.clone(), stop.clone());
-                    tasks.spawn(until(stop.clone(), accepting));
+                    tasks.spawn(run_until_stopped(stop.clone(), accepting));
                     continue;
                 }
                 let accepting =
                     accept_sandbox(services, state, listener, tasks.clone(), stop.clone());
-                tasks.spawn(until(stop.clone(), accepting));
+                tasks.spawn(run_until_stopped(stop.clone(), accepting));
             }
             SandboxSocket::Datagram(socket) => {
                 let datagrams = DatagramSocket::new(socket)?;
@@ -108,10 +108,14 @@ pub async fn serve(
                 let sandbox = sandbox.clone();
                 let watching = async move {
                     if let Err(error) = watching.await {
-                        tracing::error!(%sandbox, %error, "recording closed ports failed");
+                        tracing::error!(
+                            %sandbox,
+                            %error,
+                            "recording connections to closed ports failed"
+                        );
                     }
                 };
-                tasks.spawn(until(stop.clone(), watching));
+                tasks.spawn(run_until_stopped(stop.clone(), watching));
             }
         }
     }
@@ -130,10 +134,13 @@ pub async fn serve_shared(
     stop: CancellationToken,
     closed: SocketsClosed,
 ) -> Result<()> {
-    let listener = listen(listener)?;
+    let listener = to_tokio_listener(listener)?;
     let tasks = TaskTracker::new();
     let accepting = accept_shared(services, listener, tasks.clone(), stop.clone());
-    tasks.spawn(then_closed(until(stop, accepting), closed));
+    tasks.spawn(run_and_report_closed(
+        run_until_stopped(stop, accepting),
+        closed,
+    ));
     tasks.close();
     tasks.wait().await;
     Ok(())
@@ -159,17 +166,20 @@ pub async fn serve_shared_dns(
         audit_sink(&services),
         stop.clone(),
     );
-    tasks.spawn(then_closed(answering, Arc::clone(&closed)));
+    tasks.spawn(run_and_report_closed(answering, Arc::clone(&closed)));
     let slots = Arc::new(Semaphore::new(MAX_DNS_CONNECTIONS));
     let accepting = accept_queries(
         services,
         source,
-        listen(listener)?,
+        to_tokio_listener(listener)?,
         slots,
         tasks.clone(),
         stop.clone(),
     );
-    tasks.spawn(then_closed(until(stop, accepting), closed));
+    tasks.spawn(run_and_report_closed(
+        run_until_stopped(stop, accepting),
+        closed,
+    ));
     tasks.close();
     tasks.wait().await;
     Ok(())
@@ -188,18 +198,18 @@ fn audit_sink(services: &Services) -> Arc<dyn AuditSink> {
     Arc::clone(services.audit()) as _
 }
 
-fn listen(listener: StdListener) -> Result<TcpListener> {
+fn to_tokio_listener(listener: StdListener) -> Result<TcpListener> {
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
 /// Runs `work`, which holds a socket, and then reports the socket as closed.
-async fn then_closed(work: impl Future<Output = ()>, closed: SocketsClosed) {
+async fn run_and_report_closed(work: impl Future<Output = ()>, closed: SocketsClosed) {
     work.await;
     drop(closed);
 }
 
-async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
+async fn run_until_stopped(stop: CancellationToken, work: impl Future<Output = ()>) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = work => {}
@@ -216,11 +226,11 @@ async fn accept_sandbox(
 ) {
     loop {
         let (slot, stream, peer) = accept(&listener, &sandbox.connections).await;
-        let Ok(meant) = stream.local_addr() else {
+        let Ok(local_address) = stream.local_addr() else {
             continue;
         };
         // Every address is local on this side, so this is the client's original destination.
-        let destination = SocketAddr::new(meant.ip().to_canonical(), meant.port());
+        let destination = SocketAddr::new(local_address.ip().to_canonical(), local_address.port());
         let connection = ClientConnection {
             services: Arc::clone(&services),
             source: ConnectionSource::Listener(Arc::clone(&sandbox)),
@@ -249,12 +259,15 @@ async fn accept_git(
 ) {
     loop {
         let (slot, stream, peer) = accept(&listener, &sandbox.connections).await;
-        let Ok(meant) = stream.local_addr() else {
+        let Ok(local_address) = stream.local_addr() else {
             continue;
         };
         let connection_info = ConnectionInfo {
             peer: Some(peer),
-            original_destination: Some(SocketAddr::new(meant.ip().to_canonical(), meant.port())),
+            original_destination: Some(SocketAddr::new(
+                local_address.ip().to_canonical(),
+                local_address.port(),
+            )),
             tunnel: None,
             hello: None,
             caller: ProgramLookup::default(),

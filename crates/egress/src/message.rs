@@ -62,7 +62,7 @@ pub enum BodyState {
     Buffered(Bytes, Option<HeaderMap>),
     /// On disk.
     Spooled(Spool, Option<HeaderMap>),
-    /// On disk, and read as a push.
+    /// On disk, and parsed as a push.
     Pushed(Box<SpooledPush>),
 }
 
@@ -95,9 +95,9 @@ impl BodyState {
         }
     }
 
-    /// Takes the whole body from the client, into memory or onto disk, so that the request can
+    /// Reads the whole body from the client, into memory or onto disk, so that the request can
     /// wait without stalling the connection it came on.
-    pub async fn secure(
+    pub async fn store(
         &mut self,
         services: &Arc<Services>,
         sandbox: &SandboxState,
@@ -217,8 +217,8 @@ impl Handover {
         }
     }
 
-    /// Notifies the guard: no HTTP message follows.
-    pub fn done(&self) {
+    /// Notifies the framing guard: no HTTP message follows on the connection.
+    pub fn notify_upgraded(&self) {
         self.faults.upgrade(self.ordinal);
     }
 }

@@ -114,7 +114,7 @@ impl GitOutcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerEnd {
     /// Normally.
-    Plain,
+    Complete,
     /// Interrupted before its end.
     Interrupted,
     /// With a report that the upstream rejected a ref.
@@ -123,7 +123,7 @@ pub enum AnswerEnd {
 
 impl Default for TrafficMetrics {
     fn default() -> Self {
-        // From a microsecond to some seconds.
+        // The buckets range from one microsecond to some seconds.
         let stages: Family<StageLabels, Timer> =
             Family::new_with_constructor(|| Timer::new(Duration::from_micros(1), 4, 12));
         let by_stage = Stage::ALL.map(|stage| {
@@ -132,7 +132,7 @@ impl Default for TrafficMetrics {
             };
             (stage, Timer::clone(&stages.get_or_create(&labels)))
         });
-        // From a tenth of a millisecond to some minutes.
+        // The buckets range from a tenth of a millisecond to some minutes.
         let durations: Family<VerdictLabels, Timer> =
             Family::new_with_constructor(|| Timer::new(Duration::from_micros(100), 3, 14));
         let verdict = VerdictKind::Allow.as_str();
@@ -192,8 +192,8 @@ impl TrafficMetrics {
     }
 
     /// Counts a request that ended.
-    pub fn request(&self, event: &AuditEvent, took: Duration) {
-        let known = |method: &str| METHODS.iter().find(|known| **known == method).copied();
+    pub fn count_request(&self, event: &AuditEvent, took: Duration) {
+        let listed = |method: &str| METHODS.iter().find(|listed| **listed == method).copied();
         let allowed = event.verdict == Some(VerdictKind::Allow);
         let upstream = match (event.verdict, &event.rule) {
             (Some(VerdictKind::Allow), Some(rule)) => rule.as_str(),
@@ -203,7 +203,7 @@ impl TrafficMetrics {
             (Some(_), _) => "refused",
         };
         let labels = RequestLabels {
-            method: event.method.as_deref().and_then(known).unwrap_or("other"),
+            method: event.method.as_deref().and_then(listed).unwrap_or("other"),
             status: event.status.unwrap_or_default(),
             upstream: upstream.to_owned(),
         };
@@ -218,7 +218,7 @@ impl TrafficMetrics {
     }
 
     /// Counts a request that ended, if it was an operation on a repository.
-    pub fn git(&self, event: &AuditEvent, answer: AnswerEnd) {
+    pub fn count_git_operation(&self, event: &AuditEvent, answer: AnswerEnd) {
         let Some(operation) = event.operation.as_deref() else {
             return;
         };
@@ -243,20 +243,20 @@ impl TrafficMetrics {
     }
 
     /// Records the duration of a stage.
-    pub fn stage(&self, stage: Stage, took: Duration) {
+    pub fn observe_stage(&self, stage: Stage, took: Duration) {
         let mut stages = self.by_stage.iter();
-        if let Some((_, times)) = stages.find(|(known, _)| *known == stage) {
+        if let Some((_, times)) = stages.find(|(timed, _)| *timed == stage) {
             times.observe(took);
         }
     }
 
     /// Counts a request about which a policy bundle could not decide.
-    pub fn undecided(&self) {
+    pub fn count_undecided(&self) {
         self.undecided.inc();
     }
 
     /// Counts a failure of the upstream with this label.
-    pub fn failed(&self, upstream: String) {
+    pub fn count_failure(&self, upstream: String) {
         self.failures.count(upstream);
     }
 }
@@ -277,19 +277,19 @@ mod tests {
         };
         let allowed = |reason, status| event(Some(VerdictKind::Allow), reason, status);
         for (event, answer, expected) in [
-            (allowed(None, Some(200)), AnswerEnd::Plain, "ok"),
-            (allowed(None, None), AnswerEnd::Plain, "ok"),
-            (allowed(None, Some(401)), AnswerEnd::Plain, "rejected"),
+            (allowed(None, Some(200)), AnswerEnd::Complete, "ok"),
+            (allowed(None, None), AnswerEnd::Complete, "ok"),
+            (allowed(None, Some(401)), AnswerEnd::Complete, "rejected"),
             (
                 allowed(None, Some(200)),
                 AnswerEnd::RefsRejected,
                 "rejected",
             ),
             (allowed(None, Some(200)), AnswerEnd::Interrupted, "failed"),
-            (allowed(None, Some(502)), AnswerEnd::Plain, "failed"),
+            (allowed(None, Some(502)), AnswerEnd::Complete, "failed"),
             (
                 allowed(Some(Reason::UpstreamTimeout), None),
-                AnswerEnd::Plain,
+                AnswerEnd::Complete,
                 "failed",
             ),
             (
@@ -299,12 +299,12 @@ mod tests {
             ),
             (
                 event(Some(VerdictKind::Ask), None, None),
-                AnswerEnd::Plain,
+                AnswerEnd::Complete,
                 "abandoned",
             ),
             (
                 event(Some(VerdictKind::Deny), Some(Reason::GitSize), Some(413)),
-                AnswerEnd::Plain,
+                AnswerEnd::Complete,
                 "refused",
             ),
         ] {

@@ -223,7 +223,8 @@ impl Mirror {
             .await
     }
 
-    /// Starts `git upload-pack` on the mirror. The guard marks the directory as in use.
+    /// Starts `git upload-pack` on the mirror. The directory is in use until the returned guard is
+    /// dropped.
     pub(crate) async fn upload_pack(
         &self,
         arguments: &[&str],
@@ -247,26 +248,28 @@ impl Mirror {
                 let _ = stdin.write_all(&request).await;
             }
         });
-        Ok(ChildOutput::new(child, b"").using(usage))
+        Ok(ChildOutput::new(child, b"").with_usage_guard(usage))
     }
 
     async fn fetch(&self, access: &UpstreamAccess<'_>) -> Result<(), MirrorError> {
         let _usage = self.directory.acquire().await;
         let upstream = MirrorUpstream::resolve(&self.settings, access).await?;
-        let theirs = RefList::parse(&self.git.list_upstream(&upstream).await?)
-            .ok_or_else(MirrorError::refs)?;
+        let upstream_refs = RefList::parse(&self.git.list_upstream(&upstream).await?)
+            .ok_or_else(MirrorError::unreadable_refs)?;
         if self.git.exists().await {
             self.git
                 .remove_leftovers(self.directory.is_repacking())
                 .await;
         } else {
-            self.git.init(theirs.object_format()).await?;
+            self.git.init(upstream_refs.object_format()).await?;
         }
-        let ours = self.git.refs().await?;
-        if RefList::parse(&ours).is_none_or(|ours| ours.ids != theirs.ids) {
+        let mirror_refs = self.git.refs().await?;
+        if RefList::parse(&mirror_refs)
+            .is_none_or(|mirror_refs| mirror_refs.ids != upstream_refs.ids)
+        {
             self.git.fetch(&upstream, &MIRRORED_REFS).await?;
         }
-        if let Some(head) = &theirs.head {
+        if let Some(head) = &upstream_refs.head {
             self.git.set_head(head).await?;
         }
         Ok(())
@@ -341,11 +344,14 @@ mod tests {
             "ref: refs/heads/trunk\tHEAD\n{one}\tHEAD\n{one}\trefs/heads/trunk\n\
              {one}\trefs/tags/v1\n{one}\trefs/tags/v1^{{}}\n{one}\trefs/pull/1/head\n"
         );
-        let theirs = RefList::parse(listed.as_bytes()).unwrap();
-        assert_eq!(theirs.head.as_deref(), Some("refs/heads/trunk"));
-        let ours = format!("{one} refs/heads/trunk\n{one} refs/tags/v1\n");
-        assert_eq!(RefList::parse(ours.as_bytes()).unwrap().ids, theirs.ids);
-        assert_eq!(theirs.object_format(), "sha1");
+        let upstream_refs = RefList::parse(listed.as_bytes()).unwrap();
+        assert_eq!(upstream_refs.head.as_deref(), Some("refs/heads/trunk"));
+        let mirror_refs = format!("{one} refs/heads/trunk\n{one} refs/tags/v1\n");
+        assert_eq!(
+            RefList::parse(mirror_refs.as_bytes()).unwrap().ids,
+            upstream_refs.ids
+        );
+        assert_eq!(upstream_refs.object_format(), "sha1");
         let long = format!("{}\trefs/heads/a\n", "2".repeat(64));
         let long = RefList::parse(long.as_bytes()).unwrap();
         assert_eq!(long.object_format(), "sha256");

@@ -12,7 +12,7 @@ use policy::verdict::{Denial, Verdict};
 
 use crate::admission::{self, admit};
 use crate::dialer::UpstreamBody;
-use crate::forward::{self, ClientResponse, Preparing};
+use crate::forward::{self, ClientResponse, Preparation};
 use crate::headers;
 use crate::in_flight::InFlight;
 use crate::message::PipelineRequest;
@@ -97,8 +97,8 @@ async fn send_checked(
     // The gate wrote the request, so its content needs no inspection.
     let request = request.clear(Clearance::nothing_configured());
     let prepared = match forward::prepare(cx.clone(), request, answers)? {
-        Preparing::Now(prepared) => prepared,
-        Preparing::Later(preparing) => preparing.await?,
+        Preparation::Now(prepared) => prepared,
+        Preparation::Later(preparing) => preparing.await?,
     };
     let reply = prepared.send().await?;
     log.end_stage(Stage::Forward);

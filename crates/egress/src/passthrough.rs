@@ -1,7 +1,7 @@
 //! TLS passthrough: relays TLS without decryption, for hosts whose clients pin the certificate.
 //!
-//! Rules and policy bundles see the name, the port and the program. No credential is added, and
-//! the record is marked `unread`.
+//! Rules and policy bundles decide by the name, the port and the program only. No credential is
+//! added, and the audit record has `unread: true`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ use crate::stage::Stage;
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
 /// Relays a connection that began with `hello`.
-pub async fn pass<IO>(
+pub async fn serve<IO>(
     connection: &ClientConnection,
     sandbox: &Arc<SandboxState>,
     destination: Destination,
@@ -75,9 +75,9 @@ where
         destination: &destination,
         has_ech: hello.has_ech,
         client: &mut io,
-        paid: None,
+        earlier_pass: None,
         label_paid: false,
-        asked_by: Check::Allowlist,
+        asking_check: Check::Allowlist,
         waiting: None,
         log,
     };
@@ -128,9 +128,9 @@ struct HeldConnection<'a, IO> {
     /// The client's stream, watched for a disconnect while the connection waits.
     client: &'a mut ReplayStream<IO>,
     /// The rate limit token that the connection has taken.
-    paid: Option<RateLimitPass>,
+    earlier_pass: Option<RateLimitPass>,
     label_paid: bool,
-    asked_by: Check,
+    asking_check: Check,
     /// The entry in the in-flight set while the connection waits.
     waiting: Option<InFlight>,
     log: &'a mut RequestLog,
@@ -160,7 +160,7 @@ where
             return Err(RequestRefusal::new(Stage::Request, denial));
         }
         let (host, port) = (&self.destination.host, self.destination.port);
-        let (pass, admission) = admit(&cx, host, self.paid.take(), self.log)?;
+        let (pass, admission) = admit(&cx, host, self.earlier_pass.take(), self.log)?;
         let request = Identified::new((), identity).admit(pass, admission);
         let program = self.connection.connection_info.program(&cx).await;
         let facts = PassthroughFacts {
@@ -181,10 +181,10 @@ where
             Verdict::Allow { .. } | Verdict::Modify(_) => {}
             Verdict::Deny(denial) => return Err(RequestRefusal::new(stage, *denial)),
             Verdict::Ask(question) => {
-                self.asked_by = decided.check;
+                self.asking_check = decided.check;
                 self.log.record_question(&question);
                 let ((), pass) = request.release();
-                self.paid = Some(pass);
+                self.earlier_pass = Some(pass);
                 return Ok(Attempt::Ask(question));
             }
         }
@@ -205,7 +205,7 @@ where
     }
 
     fn refuse(&self, denial: Denial) -> RequestRefusal {
-        RequestRefusal::new(Stage::of(self.asked_by), denial)
+        RequestRefusal::new(Stage::of(self.asking_check), denial)
     }
 
     fn snapshot(&self) -> u64 {

@@ -1,8 +1,8 @@
 //! Request pipeline: the ordered stages of every proxied request.
 //!
-//! [`pass`] finds the destination of a request; [`HeldRequest`] repeats identity, admission, head
-//! and content checks until the request is decided. Each stage takes a value that only the stage
-//! before it can create, so that none can be left out.
+//! [`run_stages`] finds the destination of a request; [`HeldRequest`] repeats identity, admission,
+//! head and content checks until the request is decided. Each stage takes a value that only the
+//! stage before it can create, so that no stage can be left out.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ use policy::verdict::{Denial, Digest, Question, Verdict};
 use crate::admission::{self, Admission, admit, take_token};
 use crate::body::MessageBody;
 use crate::body_stream;
-use crate::forward::{self, ClientResponse, PreparedRequest, Preparing};
+use crate::forward::{self, ClientResponse, Preparation, PreparedRequest};
 use crate::git::receive::{self, IncomingPush, PushVerdict};
 use crate::git::upstream_trees::UpstreamRepository;
 use crate::git_protocol::push::PushCapabilities;
@@ -67,7 +67,7 @@ pub async fn answer(
     let body = unread_body(&head, body);
     let mut log = begin(services, source, connection_info).await;
     log.event.method = Some(truncated(head.method.as_str(), 32));
-    let result = pass(services, source, connection_info, head, body, &mut log).await;
+    let result = run_stages(services, source, connection_info, head, body, &mut log).await;
     let idle = || {
         let snapshot = services.policy().load();
         snapshot.settings.egress.timeouts.idle
@@ -162,7 +162,7 @@ async fn begin(
     let sandbox = source.sandbox();
     let slot = reserve_record(sandbox).await;
     let mut log = RequestLog::begin(services, sandbox, Kind::Http, slot);
-    connection_info.note(&mut log);
+    connection_info.write_destination(&mut log);
     log
 }
 
@@ -178,7 +178,7 @@ fn refuse(
 }
 
 /// Runs the stages of the pipeline.
-async fn pass(
+async fn run_stages(
     services: &Arc<Services>,
     source: &ConnectionSource,
     connection_info: &ConnectionInfo,
@@ -227,10 +227,10 @@ async fn pass(
         sandbox,
         first: Some((cx, identity, target)),
         message: Some(message),
-        paid: None,
+        earlier_pass: None,
         label_paid: false,
         push_token_taken: false,
-        asked_by: QuestionSource::Head(Check::Allowlist),
+        question_source: QuestionSource::Head(Check::Allowlist),
         waiting: None,
         log,
     };
@@ -307,11 +307,11 @@ struct HeldRequest<'a> {
     /// The request between two attempts.
     message: Option<PipelineRequest>,
     /// The rate limit token that the request has taken.
-    paid: Option<RateLimitPass>,
+    earlier_pass: Option<RateLimitPass>,
     label_paid: bool,
     push_token_taken: bool,
     /// The check that asked for an approval.
-    asked_by: QuestionSource,
+    question_source: QuestionSource,
     /// The entry in the in-flight set while the request waits.
     waiting: Option<InFlight>,
     log: &'a mut RequestLog,
@@ -323,7 +323,7 @@ enum QuestionSource {
     Push(PushCapabilities, Vec<RefUpdate>),
 }
 
-type Checked = Permitted<PipelineRequest, Admission>;
+type CheckedRequest = Permitted<PipelineRequest, Admission>;
 
 /// Result of inspecting a request's content.
 enum Inspection {
@@ -358,7 +358,7 @@ impl HeldSubject for HeldRequest<'_> {
         };
 
         // Rate limit and circuit breaker.
-        let (pass, admission) = admit(&cx, &target.host, self.paid.take(), self.log)?;
+        let (pass, admission) = admit(&cx, &target.host, self.earlier_pass.take(), self.log)?;
         let request = Identified::new(message, identity).admit(pass, admission);
 
         // Policy.
@@ -408,8 +408,8 @@ impl HeldSubject for HeldRequest<'_> {
         match inspected {
             Inspection::Clear(clearance, filters) => {
                 let prepared = match forward::prepare(cx, request.clear(clearance), answers)? {
-                    Preparing::Now(prepared) => prepared,
-                    Preparing::Later(preparing) => preparing.await?,
+                    Preparation::Now(prepared) => prepared,
+                    Preparation::Later(preparing) => preparing.await?,
                 };
                 Ok(Attempt::Done((prepared, filters)))
             }
@@ -428,7 +428,7 @@ impl HeldSubject for HeldRequest<'_> {
     }
 
     fn refuse(&self, denial: Denial) -> RequestRefusal {
-        match &self.asked_by {
+        match &self.question_source {
             QuestionSource::Head(check) => RequestRefusal::new(Stage::of(*check), denial),
             QuestionSource::Push(capabilities, updates) => {
                 receive::push_refusal(denial, *capabilities, updates)
@@ -447,7 +447,7 @@ impl HeldSubject for HeldRequest<'_> {
             return Ok(());
         };
         let secured = tokio::select! {
-            secured = message.body.secure(self.services, self.sandbox) => secured,
+            secured = message.body.store(self.services, self.sandbox) => secured,
             // The upload may be slow, and the sandbox may end meanwhile.
             () = waiting.revoked() => Err(request_cx::ended_denial(self.sandbox)),
         };
@@ -471,7 +471,7 @@ impl HeldRequest<'_> {
     /// Keeps the request and its rate limit token for the next attempt.
     fn put_back(&mut self, message: PipelineRequest, pass: RateLimitPass) {
         self.message = Some(message);
-        self.paid = Some(pass);
+        self.earlier_pass = Some(pass);
     }
 
     /// The permit of the decision, or the question for an approval.
@@ -497,7 +497,7 @@ impl HeldRequest<'_> {
                 Err(RequestRefusal::new(stage, internal()))
             }
             (Verdict::Ask(question), _) => {
-                self.asked_by = QuestionSource::Head(decided.check);
+                self.question_source = QuestionSource::Head(decided.check);
                 Ok(Err(question))
             }
             (Verdict::Deny(denial), _) if decided.check == Check::Repository => {
@@ -521,7 +521,7 @@ impl HeldRequest<'_> {
     async fn inspect(
         &mut self,
         cx: &RequestCx,
-        request: &mut Checked,
+        request: &mut CheckedRequest,
         decided: &Decided,
         plan: BodyPlan,
         answers: &ApprovalAnswers,
@@ -582,7 +582,11 @@ impl HeldRequest<'_> {
     }
 
     /// Applies the rules for GitHub's API to a buffered body.
-    fn decide_body(&mut self, cx: &RequestCx, request: &mut Checked) -> Result<(), RequestRefusal> {
+    fn decide_body(
+        &mut self,
+        cx: &RequestCx,
+        request: &mut CheckedRequest,
+    ) -> Result<(), RequestRefusal> {
         let answers = ApprovalAnswers::default();
         let (permit, message) = (request.permit(), request.request());
         let body = match &message.body {
@@ -611,7 +615,7 @@ impl HeldRequest<'_> {
     async fn receive_push(
         &mut self,
         cx: &RequestCx,
-        request: &mut Checked,
+        request: &mut CheckedRequest,
         repo: &policy::registration::Repo,
         answers: &ApprovalAnswers,
     ) -> Result<PushStep, RequestRefusal> {
@@ -655,7 +659,7 @@ impl HeldRequest<'_> {
                 PushStep::Allowed(ResponseFilters::one(ResponseFilter::GitReport(sent)))
             }
             PushVerdict::Ask(question, capabilities, updates) => {
-                self.asked_by = QuestionSource::Push(capabilities, updates);
+                self.question_source = QuestionSource::Push(capabilities, updates);
                 PushStep::Ask(question)
             }
         })
@@ -669,7 +673,7 @@ enum PushStep {
 }
 
 /// Chooses how the body of a request is read.
-fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
+fn plan(cx: &RequestCx, request: &CheckedRequest, decided: &Decided) -> BodyPlan {
     let target = request.permit().target();
     if GithubRules::speaks_for(&target.host)
         && cx.snapshot.github.wants_body(&target.method, &target.path)
@@ -685,7 +689,7 @@ fn plan(cx: &RequestCx, request: &Checked, decided: &Decided) -> BodyPlan {
 }
 
 /// Reads a body into memory so that rules can inspect it.
-async fn read_body(request: &mut Checked, max: usize) -> Result<(), RequestRefusal> {
+async fn read_body(request: &mut CheckedRequest, max: usize) -> Result<(), RequestRefusal> {
     let refused = |denial| RequestRefusal::new(Stage::Policy, denial);
     let message = request.request_mut();
     if is_encoded(&message.head.headers) {

@@ -33,7 +33,7 @@ pub struct UpstreamLimits(Mutex<Table>);
 struct Table {
     total: TokenBucket,
     /// For hosts that no rule names, and hosts beyond [`MAX_HOSTS`].
-    others: Entry,
+    unnamed_hosts: Entry,
     /// For the gate's own name, so that requests to unknown hosts do not use up the rate of tools
     /// and mirrors.
     internal: Entry,
@@ -216,13 +216,13 @@ impl Table {
                 return &mut self.internal;
             }
             if settings.allowlist().lookup(host).is_none() {
-                return &mut self.others;
+                return &mut self.unnamed_hosts;
             }
             if self.hosts.len() >= MAX_HOSTS {
                 self.forget_idle(settings, now);
             }
             if self.hosts.len() >= MAX_HOSTS {
-                return &mut self.others;
+                return &mut self.unnamed_hosts;
             }
             self.last_breaker_number += 1;
         }

@@ -51,7 +51,7 @@ pub struct RejectedPush {
     /// Each ref, and why it was rejected.
     pub refs: Vec<(Vec<u8>, String)>,
     /// Messages besides the first reason.
-    pub others: Vec<String>,
+    pub further_messages: Vec<String>,
 }
 
 impl RequestRefusal {
@@ -146,8 +146,11 @@ impl RequestRefusal {
             ..
         } = &self.denial;
         let mut sentences = vec![message.clone()];
-        let others = rejected.others.iter().filter(|other| *other != message);
-        sentences.extend(others.cloned());
+        let further = rejected
+            .further_messages
+            .iter()
+            .filter(|other| *other != message);
+        sentences.extend(further.cloned());
         sentences.push(format!(
             "nothing was pushed: {}, rule {rule}, request {id}",
             reason.code()
@@ -276,7 +279,7 @@ pub fn status_of(reason: Reason) -> StatusCode {
     }
 }
 
-/// What the agent or its user can do.
+/// A hint about what the agent or its user can do.
 fn hint(reason: Reason) -> &'static str {
     match reason {
         Reason::RateLimited | Reason::CircuitOpen | Reason::GitRate => {
@@ -383,7 +386,7 @@ mod tests {
                     b"refs/heads/main".to_vec(),
                     "palisade: git_protected".to_owned(),
                 )],
-                others: Vec::new(),
+                further_messages: Vec::new(),
             })
         };
         let (head, body) = refusal(true).answer(None, id()).into_parts();

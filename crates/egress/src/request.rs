@@ -15,7 +15,7 @@ use crate::caller::ProgramLookup;
 use crate::request_cx::RequestCx;
 use crate::request_log::RequestLog;
 
-/// What is known of a connection before its first request.
+/// Properties of a connection that are known before its first request.
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
     /// The client's address.
@@ -52,15 +52,15 @@ impl Destination {
 
 impl ConnectionInfo {
     /// Writes host and port to a record, as far as they are known before the first request.
-    pub fn note(&self, log: &mut RequestLog) {
+    pub fn write_destination(&self, log: &mut RequestLog) {
         let ConnectionInfo {
             tunnel,
-            original_destination: meant,
+            original_destination: original,
             ..
         } = self;
-        let (host, port) = match (tunnel, meant) {
+        let (host, port) = match (tunnel, original) {
             (Some((host, port)), _) => (host.to_string(), *port),
-            (None, Some(meant)) => (meant.ip().to_string(), meant.port()),
+            (None, Some(original)) => (original.ip().to_string(), original.port()),
             (None, None) => return,
         };
         log.event.host = Some(host);
@@ -74,26 +74,27 @@ impl ConnectionInfo {
         }
         // On a shared network the original destination is unknown, and sockets cannot be looked up.
         let ends = (self.peer?, self.original_destination?);
-        let (programs, turns) = (cx.services.socket_owners(), &cx.sandbox.program_lookups);
+        let (socket_owners, slots) = (cx.services.socket_owners(), &cx.sandbox.program_lookups);
         self.caller
-            .program(programs, cx.sandbox.id(), turns, ends)
+            .program(socket_owners, cx.sandbox.id(), slots, ends)
             .await
     }
 
-    /// The name and port on which CONNECT target and TLS hello agree.
-    pub fn agreed(&self) -> Result<Option<(Host, Option<u16>)>, Denial> {
+    /// The host on which CONNECT target and TLS hello agree, and the port. `None` without CONNECT
+    /// and without TLS.
+    pub fn agreed_host_and_port(&self) -> Result<Option<(Host, Option<u16>)>, Denial> {
         let hello = self.hello.as_ref().and_then(Option::as_ref);
         match (&self.tunnel, hello) {
             (Some((host, port)), Some(name)) if host == name => {
                 Ok(Some((host.clone(), Some(*port))))
             }
-            (Some((host, _)), Some(name)) => Err(mismatch(format!(
+            (Some((host, _)), Some(name)) => Err(mismatch_denial(format!(
                 "the CONNECT target is {host} and the SNI is {name}"
             ))),
             (Some((host, port)), None) => Ok(Some((host.clone(), Some(*port)))),
             (None, Some(name)) => Ok(Some((
                 name.clone(),
-                self.original_destination.map(|meant| meant.port()),
+                self.original_destination.map(|original| original.port()),
             ))),
             (None, None) if self.hello.is_some() => Err(Denial::new(Reason::NameMismatch, "names")
                 .with_message(
@@ -113,12 +114,14 @@ impl ConnectionInfo {
             Some(scheme) if *scheme == Scheme::HTTPS => true,
             Some(scheme) if *scheme == Scheme::HTTP => false,
             Some(scheme) => {
-                return Err(bad_name(format!("the scheme '{scheme}' is not supported")));
+                return Err(bad_name_denial(format!(
+                    "the scheme '{scheme}' is not supported"
+                )));
             }
             None => in_tls,
         };
         if in_tls && !tls {
-            return Err(mismatch(
+            return Err(mismatch_denial(
                 "the request has the scheme http inside TLS".to_owned(),
             ));
         }
@@ -129,22 +132,22 @@ impl ConnectionInfo {
             port,
             tls,
         };
-        if let Some((host, expected)) = self.agreed()? {
+        if let Some((host, expected)) = self.agreed_host_and_port()? {
             if host != destination.host || expected.is_some_and(|expected| expected != port) {
                 let expected = expected.unwrap_or(default);
-                return Err(mismatch(format!(
+                return Err(mismatch_denial(format!(
                     "the connection is for {host}:{expected} and the request for {}:{port}",
                     destination.host
                 )));
             }
-        } else if let (None, Some(meant)) = (absolute, self.original_destination)
-            && meant.port() != port
+        } else if let (None, Some(original)) = (absolute, self.original_destination)
+            && original.port() != port
             && !destination.is_internal()
         {
             // A client without a proxy: the request must be for the port it connected to.
-            return Err(mismatch(format!(
+            return Err(mismatch_denial(format!(
                 "the connection is to port {} and the request for {}:{port}",
-                meant.port(),
+                original.port(),
                 destination.host
             )));
         }
@@ -157,19 +160,19 @@ fn named_authority(request: &Parts) -> Result<Authority, Denial> {
     let mut hosts = request.headers.get_all(HOST).iter();
     let host = hosts.next();
     if hosts.next().is_some() {
-        return Err(framing("the request has more than one Host"));
+        return Err(framing_denial("the request has more than one Host"));
     }
     let host = match host {
         Some(value) => {
             let text = value
                 .to_str()
-                .map_err(|_| bad_name("the Host header is not ASCII".to_owned()))?;
-            Some(Authority::parse(text).map_err(bad_host)?)
+                .map_err(|_| bad_name_denial("the Host header is not ASCII".to_owned()))?;
+            Some(Authority::parse(text).map_err(bad_host_denial)?)
         }
         None => None,
     };
     let target = match request.uri.authority() {
-        Some(authority) => Some(Authority::parse(authority.as_str()).map_err(bad_host)?),
+        Some(authority) => Some(Authority::parse(authority.as_str()).map_err(bad_host_denial)?),
         None => None,
     };
     match (target, host) {
@@ -181,13 +184,13 @@ fn named_authority(request: &Parts) -> Result<Authority, Denial> {
             if same {
                 Ok(target)
             } else {
-                Err(mismatch(format!(
+                Err(mismatch_denial(format!(
                     "the request target names {target} and the Host header {host}"
                 )))
             }
         }
         (Some(one), None) | (None, Some(one)) => Ok(one),
-        (None, None) => Err(framing("the request has no Host")),
+        (None, None) => Err(framing_denial("the request has no Host")),
     }
 }
 
@@ -198,20 +201,20 @@ pub fn path_of(request: &Parts) -> Result<CleanPath, Denial> {
         .path_and_query()
         .map_or("/", http::uri::PathAndQuery::as_str);
     let target = if target.is_empty() { "/" } else { target };
-    CleanPath::parse(target).map_err(|error| bad_name(error.to_string()))
+    CleanPath::parse(target).map_err(|error| bad_name_denial(error.to_string()))
 }
 
 /// The denial for names that differ.
-pub fn mismatch(evidence: String) -> Denial {
+pub fn mismatch_denial(evidence: String) -> Denial {
     Denial::new(Reason::NameMismatch, "names").with_evidence(evidence)
 }
 
 /// The denial for an invalid host.
-pub fn bad_host(error: BadHost) -> Denial {
-    bad_name(error.to_string())
+pub fn bad_host_denial(error: BadHost) -> Denial {
+    bad_name_denial(error.to_string())
 }
 
-fn bad_name(sentence: String) -> Denial {
+fn bad_name_denial(sentence: String) -> Denial {
     let mut letters = sentence.chars();
     let first = letters.next().map(|c| c.to_ascii_uppercase());
     let sentence: String = first.into_iter().chain(letters).collect();
@@ -219,8 +222,8 @@ fn bad_name(sentence: String) -> Denial {
 }
 
 /// The denial for a message with ambiguous framing.
-pub fn framing(what: &str) -> Denial {
-    Denial::new(Reason::Framing, "framing").with_evidence(what)
+pub fn framing_denial(evidence: &str) -> Denial {
+    Denial::new(Reason::Framing, "framing").with_evidence(evidence)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl RequestCx {
         let Some(run) = &decided.bundles else { return };
         let failed = run.evaluations.iter().filter(|one| one.failure.is_some());
         for _ in failed {
-            self.services.metrics().undecided();
+            self.services.metrics().count_undecided();
         }
         if let Some((bundle, _)) = &run.decided_by {
             log.event.bundle = Some(bundle.clone());

@@ -21,7 +21,7 @@ pub struct Tally {
     pub sent: AtomicU64,
     /// Bytes to the sandbox.
     pub received: AtomicU64,
-    /// Whether the upstream reported that it did not move a ref of a push.
+    /// Whether the upstream reported that it rejected a ref of a push.
     pub refs_rejected: AtomicBool,
 }
 
@@ -77,7 +77,7 @@ impl RequestLog {
         let now = Instant::now();
         let took = now - self.last;
         self.last = now;
-        self.services.metrics().stage(stage, took);
+        self.services.metrics().observe_stage(stage, took);
         let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
         self.event.ms.insert(stage.as_str(), ms);
     }
@@ -116,13 +116,14 @@ impl RequestLog {
         }
     }
 
-    /// Drops the record: the requests inside the tunnel have records of their own.
+    /// Discards the record of an opened tunnel: the requests inside the tunnel have their own
+    /// records.
     pub fn discard(mut self) {
         self.discarded = true;
     }
 
     /// Records that the response body was interrupted.
-    pub fn interrupted(&mut self) {
+    pub fn record_interruption(&mut self) {
         self.interrupted = true;
     }
 
@@ -132,7 +133,7 @@ impl RequestLog {
         } else if self.tally.refs_rejected.load(Ordering::Relaxed) {
             AnswerEnd::RefsRejected
         } else {
-            AnswerEnd::Plain
+            AnswerEnd::Complete
         }
     }
 
@@ -155,8 +156,8 @@ impl Drop for RequestLog {
         let total = (took.as_secs_f64() * 1e6).round() / 1e3;
         event.ms.insert("total", total);
         let metrics = self.services.metrics();
-        metrics.request(&event, took);
-        metrics.git(&event, self.answer_end());
+        metrics.count_request(&event, took);
+        metrics.count_git_operation(&event, self.answer_end());
         let slot = self.slot.take();
         self.services.write(event, slot);
     }

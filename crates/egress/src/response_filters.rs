@@ -63,12 +63,12 @@ impl ResponseFilter {
             ResponseFilter::GitAdvertisement => advertisement::CONTENT_TYPE,
             ResponseFilter::GitReport(_) => report::CONTENT_TYPE,
         };
-        is_plain(head, kind)
+        is_unencoded_success(head, kind)
     }
 }
 
 /// Whether a response is a 200 with this content type and no content encoding.
-fn is_plain(response: &Response<UpstreamBody>, kind: &str) -> bool {
+fn is_unencoded_success(response: &Response<UpstreamBody>, kind: &str) -> bool {
     let headers: &HeaderMap = response.headers();
     let content_type = headers.get(CONTENT_TYPE);
     response.status() == StatusCode::OK

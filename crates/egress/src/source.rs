@@ -18,9 +18,9 @@ use crate::stage::Stage;
 /// How a connection identifies its sandbox.
 #[derive(Clone, Debug)]
 pub enum ConnectionSource {
-    /// By the listener it came through.
+    /// By the listener that accepted the connection.
     Listener(Arc<SandboxState>),
-    /// By its address, which may not be registered.
+    /// By the client's address, which may not be registered.
     Address(Option<IpAddr>, Option<Arc<SandboxState>>),
 }
 

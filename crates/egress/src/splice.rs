@@ -125,8 +125,14 @@ mod tests {
         let in_flight_set = Arc::new(InFlightSet::default());
         let in_flight = in_flight(&in_flight_set);
         let tally = Arc::new(Tally::default());
-        let ((mut client, ours), (theirs, mut upstream)) = (duplex(64), duplex(64));
-        let joined = join(ours, theirs, &tally, &in_flight, Duration::from_secs(60));
+        let ((mut client, client_side), (upstream_side, mut upstream)) = (duplex(64), duplex(64));
+        let joined = join(
+            client_side,
+            upstream_side,
+            &tally,
+            &in_flight,
+            Duration::from_secs(60),
+        );
         let transfer = async {
             tokio::time::sleep(Duration::from_secs(50)).await;
             client.write_all(b"hello").await.unwrap();
@@ -149,8 +155,14 @@ mod tests {
         let in_flight_set = Arc::new(InFlightSet::default());
         let in_flight = in_flight(&in_flight_set);
         let tally = Arc::new(Tally::default());
-        let ((_client, ours), (theirs, _upstream)) = (duplex(64), duplex(64));
-        let joined = join(ours, theirs, &tally, &in_flight, Duration::from_secs(60));
+        let ((_client, client_side), (upstream_side, _upstream)) = (duplex(64), duplex(64));
+        let joined = join(
+            client_side,
+            upstream_side,
+            &tally,
+            &in_flight,
+            Duration::from_secs(60),
+        );
         let change = async {
             tokio::task::yield_now().await;
             assert_eq!(in_flight_set.recheck(|_| false), 1);

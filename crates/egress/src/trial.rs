@@ -65,7 +65,7 @@ async fn run(
     question: &TrialRequest,
     trial: &mut TrialResult,
 ) -> Result<RuleName, Denial> {
-    let bad = |what: String| Denial::new(Reason::BadName, "names").with_message(what);
+    let bad = |message: String| Denial::new(Reason::BadName, "names").with_message(message);
     let url = &question.url;
     let (tls, rest) = if let Some(rest) = url.strip_prefix("https://") {
         (true, rest)

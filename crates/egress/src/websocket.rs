@@ -20,8 +20,9 @@ use crate::request;
 /// The only protocol that a connection may upgrade to.
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
 
-/// Any sixteen bytes are valid (RFC 6455, 4.1): the key authenticates no client, and an HTTP/2
-/// client never sees the response to it.
+/// The `Sec-WebSocket-Key` of upstream requests for HTTP/2 clients, which send none. Any sixteen
+/// bytes are valid (RFC 6455, 4.1): the key authenticates no client, and the gate does not forward
+/// the upstream's response to it to an HTTP/2 client.
 const KEY: HeaderValue = HeaderValue::from_static("UGFsaXNhZGUtUGFsaXNhZA==");
 
 /// Whether a request asks for WebSocket.
@@ -37,7 +38,7 @@ pub fn from_http2(head: &mut Parts) -> Result<(), Denial> {
     }
     let protocol = head.extensions.remove::<Protocol>();
     if protocol.is_none_or(|protocol| protocol.as_str() != "websocket") {
-        return Err(request::framing("a tunnel inside a tunnel"));
+        return Err(request::framing_denial("a tunnel inside a tunnel"));
     }
     head.method = Method::GET;
     let headers = &mut head.headers;

@@ -18,7 +18,7 @@ pub enum CliExit {
     Usage,
     /// The named object does not exist.
     NotFound,
-    /// It already exists, or its state forbids the operation: active, paused, unmerged.
+    /// The object already exists, or its state forbids the operation: active, paused, unmerged.
     Exists,
     /// The gate is not running.
     GateUnreachable,

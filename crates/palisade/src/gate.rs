@@ -61,29 +61,29 @@ use tools::ToolService;
 use watchdog::WatchdogPipe;
 
 /// How often expired registrations are removed. Expiry itself is checked on each use.
-const PRUNE_EVERY: Duration = Duration::from_secs(60 * 60);
+const PRUNE_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// Name of the health check that the configured policies are in force.
 const POLICY_LOADED: &str = "policy_loaded";
 
 /// The argument that makes this program a sandbox's init.
-pub const INIT: &str = "__init";
+pub const INIT_ARGUMENT: &str = "__init";
 
 /// The argument that makes this program a git worker.
-pub const WORKER: &str = "__worker";
+pub const WORKER_ARGUMENT: &str = "__worker";
 
 /// The argument that makes this program the pack reader of one push.
-pub const PACK_READER: &str = "__judge-push";
+pub const PACK_READER_ARGUMENT: &str = "__judge-push";
 
 /// Maximum number of pushes that are read concurrently. Each uses one CPU.
-const MAX_READERS: usize = 2;
+const MAX_PACK_READERS: usize = 2;
 
-/// When the work of the start is done: the first check of the configuration files and the first
-/// sweep.
-const STARTUP_DONE: Duration = Duration::from_secs(3);
+/// How long after its start the gate has finished the work of the start: the first check of the
+/// configuration files and the first removal of expired entries.
+const STARTUP_WORK_DURATION: Duration = Duration::from_secs(3);
 
-/// The environment variables that `${NAME}` in the configuration may name.
-pub fn environment(name: &str) -> Option<String> {
+/// Reads an environment variable, for `${NAME}` in the configuration.
+pub fn read_environment_variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
@@ -108,12 +108,13 @@ pub fn run(paths: &Paths, verbose: u8, start: Start) -> Result<CliExit> {
     let detached = watchdog.is_some();
     harden(detached)?;
     paths.prepare()?;
-    // Released by the end of the process and not before, so that a waiter finds no leftovers.
+    // The kernel releases the lock when the process ends, so that a process that waits for the
+    // lock finds no leftovers of this gate.
     let _lock = ManuallyDrop::new(StateLock::take(&paths.lock())?);
     watchdog::clear_failure(&paths.state_dir);
-    let sources = Sources::read(paths.config.current(), &environment);
+    let sources = Sources::read(paths.config.current(), &read_environment_variable);
     let sources = sources.map_err(|problems| CliError::invalid_config(&problems))?;
-    let settings = sources.settings(&environment);
+    let settings = sources.settings(&read_environment_variable);
     let settings = settings.map_err(|problems| CliError::invalid_config(&problems))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -181,7 +182,7 @@ async fn serve(
     listen_for_signals(stop.clone())?;
     // From here on SIGHUP requests a reload; its default would end the process.
     let hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
-    // The socket first: nothing is written while another gate may be listening on it.
+    // The socket is bound first: nothing is written while another gate may be listening on it.
     let socket = PrivateSocket::bind(&paths.control, 0o600).await;
     let socket = Arc::new(socket.context("cannot bind the control socket (see --control)")?);
     let store = open_store(paths, &settings).await?;
@@ -193,32 +194,32 @@ async fn serve(
         tracing::warn!(cause, "gate restarted after it died");
         health_registry.note("restarted", Some(format!("after the gate died: {cause}")));
     }
-    let numbers = ProcessMetrics::default();
+    let process_metrics = ProcessMetrics::default();
     let counters = ControlMetrics::default();
     let manager = open_manager(paths).await?;
     let socket_owners = SocketOwnerLookup(manager.backend().clone());
     let settings = Arc::new(settings);
     let policy = load_policy(Arc::clone(&settings)).await?;
     let traffic = open_traffic(paths, &store, socket_owners, &policy).await?;
-    let shared = NetworkListeners::new(
+    let network_listeners = NetworkListeners::new(
         Arc::clone(&traffic),
         Arc::clone(&health_registry),
         stop.clone(),
     );
-    let shared = Arc::new(shared);
+    let network_listeners = Arc::new(network_listeners);
     let mcp_metrics = mcp::metrics::Metrics::default();
-    let metrics = numbers.registry(store.clone(), &counters, &traffic, &mcp_metrics);
+    let metrics = process_metrics.registry(store.clone(), &counters, &traffic, &mcp_metrics);
     let metrics = Arc::new(metrics);
-    let sandboxed = Arc::new(tools::SandboxLauncher::default());
+    let sandbox_launcher = Arc::new(tools::SandboxLauncher::default());
     let dependencies = tools::McpDependencies {
         policy: Arc::clone(&policy),
         questions: traffic.questions().clone(),
         audit: Arc::new(StoreAuditSink(store.clone())),
         fingerprints: open_fingerprints(paths).await?,
         health_registry: Arc::clone(&health_registry),
-        numbers: Arc::clone(&metrics),
+        registry: Arc::clone(&metrics),
         metrics: mcp_metrics,
-        sandboxed: Arc::clone(&sandboxed) as _,
+        sandbox_launcher: Arc::clone(&sandbox_launcher) as _,
     };
     let tools = open_tools(Arc::clone(&settings), dependencies, &stop).await?;
     // Every bundle was read: the start fails above if one is invalid.
@@ -229,23 +230,23 @@ async fn serve(
     let reloader = Arc::new(Reloader {
         config: paths.config.clone(),
         health_registry: Arc::clone(&health_registry),
-        numbers: numbers.clone(),
+        process_metrics: process_metrics.clone(),
         telemetry,
         store: store.clone(),
         policy: Arc::clone(&policy),
         traffic: Arc::clone(&traffic),
-        shared: Arc::clone(&shared),
+        network_listeners: Arc::clone(&network_listeners),
         tools: Arc::clone(&tools),
         requests: Mutex::new(requests),
         hangup: Mutex::new(hangup),
-        seen: Mutex::new(sources.fingerprint()),
+        last_fingerprint: Mutex::new(sources.fingerprint()),
         changed: Arc::clone(&changed),
     });
     reloader.announce(&settings);
-    let served = Arc::new(SandboxListeners::new(Arc::clone(&traffic), stop.clone()));
-    let sandboxes = Sandboxes::new(manager, Arc::clone(&served) as _, paths.trust());
+    let sandbox_listeners = Arc::new(SandboxListeners::new(Arc::clone(&traffic), stop.clone()));
+    let sandboxes = Sandboxes::new(manager, Arc::clone(&sandbox_listeners) as _, paths.trust());
     sandboxes.recover_after_restart(&store).await?;
-    shared.listen(&settings).await;
+    network_listeners.listen(&settings).await;
     let gate = Arc::new(Gate {
         store: store.clone(),
         sandboxes,
@@ -260,9 +261,9 @@ async fn serve(
         stop: stop.clone(),
         streams: Streams::default(),
     });
-    sandboxed.open(&gate);
+    sandbox_launcher.set_gate(&gate);
 
-    let supervisor = Supervisor::new(Arc::clone(&health_registry), numbers, stop.clone());
+    let supervisor = Supervisor::new(Arc::clone(&health_registry), process_metrics, stop.clone());
     supervisor.start("control", {
         let (socket, gate) = (Arc::clone(&socket), Arc::clone(&gate));
         move |stop| {
@@ -313,18 +314,22 @@ async fn serve(
 
     stop.cancelled().await;
     let limit = policy.settings().server.shutdown_timeout;
-    let deadline = Deadline::after(limit);
+    let deadline = Deadline::starting_now(limit);
     if let Some(watchdog) = watchdog {
         watchdog.report_stopping();
     }
     tracing::info!("gate stopping");
     // Sandboxes keep running; their connections end here, and the next gate serves them again.
     let draining = async {
-        tokio::join!(supervisor.drain(), served.drain(), shared.drain());
+        tokio::join!(
+            supervisor.drain(),
+            sandbox_listeners.drain(),
+            network_listeners.drain()
+        );
     };
     let (drained, ended) = tokio::join!(
         timeout_at(deadline.cut_off(), draining),
-        // Concurrently with the drain: a tool may need time to end.
+        // Tools end concurrently with the drain, because a tool may need time.
         timeout_at(deadline.end(), tools.drain(deadline.cut_off())),
     );
     if drained.is_err() {
@@ -463,7 +468,11 @@ pub async fn open_tools(
 
 /// The pool of pack readers, which are child processes of this program.
 fn pack_readers() -> PackReaderPool {
-    PackReaderPool::new(own_program().path, vec![PACK_READER.into()], MAX_READERS)
+    PackReaderPool::new(
+        own_program().path,
+        vec![PACK_READER_ARGUMENT.into()],
+        MAX_PACK_READERS,
+    )
 }
 
 async fn open_manager(paths: &Paths) -> Result<Manager> {
@@ -477,8 +486,8 @@ async fn open_manager(paths: &Paths) -> Result<Manager> {
 pub fn own_program() -> HelperProgram {
     HelperProgram {
         path: PathBuf::from("/proc/self/exe"),
-        init: vec![INIT.into()],
-        worker: vec![WORKER.into()],
+        init: vec![INIT_ARGUMENT.into()],
+        worker: vec![WORKER_ARGUMENT.into()],
     }
 }
 
@@ -493,9 +502,9 @@ async fn close(store: &Store) -> Result<()> {
 }
 
 async fn prune_hourly(store: Store, stop: CancellationToken) -> Result<()> {
-    let mut hour = tokio::time::interval(PRUNE_EVERY);
+    let mut hour = tokio::time::interval(PRUNE_INTERVAL);
     hour.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    hour.tick().await; // The first tick is immediate, and the start has just pruned.
+    hour.tick().await; // The first tick is immediate, and `open_store` has just pruned.
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
@@ -529,7 +538,7 @@ pub fn audit_options(settings: &Settings) -> AuditOptions {
 /// Releases memory that only the start needed: most of an idle gate's memory is pages of its
 /// executable.
 async fn release_startup_memory() {
-    tokio::time::sleep(STARTUP_DONE).await;
+    tokio::time::sleep(STARTUP_WORK_DURATION).await;
     let released =
         tokio::task::spawn_blocking(sandbox::startup_memory::release_startup_memory).await;
     if let Ok(Err(error)) = released {

@@ -35,11 +35,11 @@ fn main() -> ExitCode {
         .as_deref()
         .and_then(OsStr::to_str)
     {
-        Some(gate::INIT) => return sandbox::namespace::launch::init_main(),
-        Some(gate::WORKER) => return sandbox::worker::worker_main(),
-        Some(gate::PACK_READER) => return sandbox::pack_reader::pack_reader_main(),
-        Some(process_guard::GUARD) => return process_guard::process_guard_main(),
-        Some(gate::watchdog::WATCHDOG) => return gate::watchdog::watchdog_main(),
+        Some(gate::INIT_ARGUMENT) => return sandbox::namespace::launch::init_main(),
+        Some(gate::WORKER_ARGUMENT) => return sandbox::worker::worker_main(),
+        Some(gate::PACK_READER_ARGUMENT) => return sandbox::pack_reader::pack_reader_main(),
+        Some(process_guard::GUARD_ARGUMENT) => return process_guard::process_guard_main(),
+        Some(gate::watchdog::WATCHDOG_ARGUMENT) => return gate::watchdog::watchdog_main(),
         _ => {}
     }
     match cli::parse_and_run() {

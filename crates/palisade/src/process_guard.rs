@@ -39,7 +39,7 @@ use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getppid};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 /// The argument that makes this program a process guard.
-pub const GUARD: &str = "__leash";
+pub const GUARD_ARGUMENT: &str = "__leash";
 
 /// How long a command may take to end after SIGTERM, also on a busy machine.
 const GRACE: Duration = Duration::from_secs(1);

@@ -82,7 +82,7 @@ impl Rate {
 /// Proof that a token was taken. Only [`TokenBucket::take`] creates one.
 ///
 /// ```compile_fail,E0603
-/// let pass = policy::bucket::Pass(());
+/// let pass = policy::bucket::RateLimitPass(());
 /// ```
 #[must_use = "a token was taken for this pass"]
 #[derive(Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The stages of a request through the gate, as types.
 //!
 //! ```text
-//! Identified ──admit(Pass, A)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
+//! Identified ──admit(RateLimitPass, A)──▶ Admitted ──permit(Permit)──▶ Permitted ──clear(Clearance)──▶ Cleared
 //! ```
 //!
 //! Each stage takes a value that only the check before it can create, so code that skips a check
@@ -25,9 +25,9 @@
 //! an approval returns its admission and keeps the rate limit token (`release`).
 //!
 //! ```
-//! use policy::{allowlist::Permit, bucket::Pass, identity::Identity, proof::*};
+//! use policy::{allowlist::Permit, bucket::RateLimitPass, identity::Identity, proof::*};
 //!
-//! fn pass(identity: Identity, pass: Pass, permit: Permit, clearance: Clearance) {
+//! fn pass(identity: Identity, pass: RateLimitPass, permit: Permit, clearance: Clearance) {
 //!     let admitted = Identified::new("request", identity).admit(pass, ());
 //!     let permitted = admitted.permit(permit).expect("judged for this sandbox");
 //!     let cleared: Cleared<&str, ()> = permitted.clear(clearance);
@@ -45,9 +45,9 @@
 //! ```
 //!
 //! ```compile_fail,E0599
-//! use policy::{bucket::Pass, identity::Identity, proof::*};
+//! use policy::{bucket::RateLimitPass, identity::Identity, proof::*};
 //!
-//! fn skip_the_allowlist(identity: Identity, pass: Pass, clearance: Clearance) {
+//! fn skip_the_allowlist(identity: Identity, pass: RateLimitPass, clearance: Clearance) {
 //!     let admitted = Identified::new("request", identity).admit(pass, ());
 //!     let cleared = admitted.clear(clearance);
 //! }
@@ -64,9 +64,9 @@
 //! And no proof serves two requests:
 //!
 //! ```compile_fail,E0382
-//! use policy::{bucket::Pass, identity::Identity, proof::*};
+//! use policy::{bucket::RateLimitPass, identity::Identity, proof::*};
 //!
-//! fn twice(one: Identity, two: Identity, pass: Pass) {
+//! fn twice(one: Identity, two: Identity, pass: RateLimitPass) {
 //!     let first = Identified::new(1, one).admit(pass, ());
 //!     let second = Identified::new(2, two).admit(pass, ());
 //! }

@@ -9,7 +9,7 @@ fn docs_checks_md_is_up_to_date() {
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == document(),
-        "docs/checks.md is old: run 'just docs'"
+        "docs/checks.md is outdated: run 'just docs'"
     );
 }
 

@@ -8,16 +8,16 @@ use tokio::sync::Notify;
 use super::*;
 use crate::snapshot::PolicySnapshot;
 
-/// Answers from a list; after the last one, waits for `may` and denies.
+/// An answerer with a list of answers. After the last answer it waits for `may_deny` and denies.
 #[derive(Default)]
-struct Script {
+struct ScriptedAnswerer {
     answers: Mutex<VecDeque<ApprovalAnswer>>,
     asked: Mutex<Vec<Digest>>,
-    may: Notify,
+    may_deny: Notify,
 }
 
-impl Script {
-    fn of(answers: &[ApprovalAnswer]) -> Arc<Self> {
+impl ScriptedAnswerer {
+    fn with_answers(answers: &[ApprovalAnswer]) -> Arc<Self> {
         let script = Self::default();
         script
             .answers
@@ -33,14 +33,14 @@ impl Script {
 }
 
 #[async_trait]
-impl Answerer for Script {
+impl Answerer for ScriptedAnswerer {
     async fn answer(&self, question: &Question) -> ApprovalAnswer {
         self.asked.lock().unwrap().push(question.digest);
         let next = self.answers.lock().unwrap().pop_front();
         match next {
             Some(answer) => answer,
             None => {
-                self.may.notified().await;
+                self.may_deny.notified().await;
                 ApprovalAnswer::Deny
             }
         }
@@ -51,7 +51,7 @@ impl Answerer for Script {
     }
 }
 
-/// A subject that raises these questions, one after the other, unless they were answered.
+/// A subject that raises `questions` one after the other, except those already answered.
 struct Subject {
     policy: Arc<CurrentPolicy>,
     questions: Vec<u8>,
@@ -120,7 +120,7 @@ fn subject(questions: &[u8]) -> Subject {
     }
 }
 
-async fn run(
+async fn settle_with_limit(
     subject: &mut Subject,
     questions: &Questions,
     limit: Option<Duration>,
@@ -139,7 +139,7 @@ const ALLOW: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 #[tokio::test]
 async fn without_an_answerer_a_question_is_refused_as_unattended() {
     let mut subject = subject(&[1]);
-    let refused = run(&mut subject, &Questions::default(), None).await;
+    let refused = settle_with_limit(&mut subject, &Questions::default(), None).await;
     assert_eq!(refused.unwrap_err().reason, Reason::AskUnattended);
     assert_eq!((subject.attempts, subject.secured), (1, 0));
 }
@@ -151,9 +151,9 @@ async fn question_is_asked_once_and_answer_decides() {
         (ApprovalAnswer::Deny, Err(Reason::AskDenied)),
         (ApprovalAnswer::TimedOut, Err(Reason::AskTimeout)),
     ] {
-        let (mut subject, script) = (subject(&[1]), Script::of(&[answer]));
+        let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[answer]));
         let questions = Questions::attended(Arc::clone(&script) as _);
-        let settled = run(&mut subject, &questions, None).await;
+        let settled = settle_with_limit(&mut subject, &questions, None).await;
         assert_eq!(settled.map_err(|denial| denial.reason), expected);
         assert_eq!(script.asked(), [[1; 32]]);
     }
@@ -162,16 +162,18 @@ async fn question_is_asked_once_and_answer_decides() {
 #[tokio::test]
 async fn after_three_questions_a_fourth_is_refused() {
     let mut subject = subject(&[1, 2, 3, 4]);
-    let script = Script::of(&[ALLOW, ALLOW, ALLOW, ALLOW]);
+    let script = ScriptedAnswerer::with_answers(&[ALLOW, ALLOW, ALLOW, ALLOW]);
     let questions = Questions::attended(Arc::clone(&script) as _);
-    let refused = run(&mut subject, &questions, None).await.unwrap_err();
+    let refused = settle_with_limit(&mut subject, &questions, None)
+        .await
+        .unwrap_err();
     assert_eq!(refused.reason, Reason::AskDenied);
     assert_eq!(script.asked().len(), 3);
 }
 
 #[tokio::test]
-async fn reload_during_hold_decides_again() {
-    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+async fn reload_during_hold_asks_the_question_again() {
+    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let policy = Arc::clone(&subject.policy);
     let reload = async {
@@ -182,56 +184,62 @@ async fn reload_during_hold_decides_again() {
         while script.asked().len() < 2 {
             tokio::task::yield_now().await;
         }
-        script.may.notify_one();
+        script.may_deny.notify_one();
     };
-    let (settled, ()) = tokio::join!(run(&mut subject, &questions, None), reload);
+    let (settled, ()) = tokio::join!(settle_with_limit(&mut subject, &questions, None), reload);
     assert_eq!(settled.unwrap_err().reason, Reason::AskDenied);
     assert_eq!(script.asked(), [[1; 32], [1; 32]]);
 }
 
 #[tokio::test]
 async fn subject_that_ends_while_waiting_is_refused() {
-    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     subject.end.notify_one();
-    let refused = run(&mut subject, &questions, None).await.unwrap_err();
+    let refused = settle_with_limit(&mut subject, &questions, None)
+        .await
+        .unwrap_err();
     assert_eq!(refused.reason, Reason::IdentityUnknown);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_with_limit_times_out() {
-    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let limit = Some(Duration::from_secs(10));
-    let refused = run(&mut subject, &questions, limit).await.unwrap_err();
+    let refused = settle_with_limit(&mut subject, &questions, limit)
+        .await
+        .unwrap_err();
     assert_eq!(refused.reason, Reason::AskTimeout);
 }
 
 #[tokio::test(start_paused = true)]
 async fn reload_does_not_restart_limit_of_hold() {
-    let (mut subject, script) = (subject(&[1]), Script::of(&[]));
+    let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[]));
     let questions = Questions::attended(Arc::clone(&script) as _);
     let policy = Arc::clone(&subject.policy);
-    let begun = Instant::now();
+    let start = Instant::now();
     let reload = async {
         tokio::time::sleep(Duration::from_secs(9)).await;
         policy.replace(Arc::new(snapshot()));
     };
     let limit = Some(Duration::from_secs(10));
-    let (settled, ()) = tokio::join!(run(&mut subject, &questions, limit), reload);
+    let (settled, ()) = tokio::join!(settle_with_limit(&mut subject, &questions, limit), reload);
     assert_eq!(settled.unwrap_err().reason, Reason::AskTimeout);
     assert_eq!(script.asked().len(), 2);
-    assert_eq!(begun.elapsed().as_secs(), 10);
+    assert_eq!(start.elapsed().as_secs(), 10);
 }
 
 #[tokio::test]
 async fn subject_that_ends_with_simultaneous_answer_is_refused() {
-    // An unordered select would take the answer in half of the cases.
+    // Without `biased`, the select would take the answer in half of the cases.
     for _ in 0..20 {
-        let (mut subject, script) = (subject(&[1]), Script::of(&[ALLOW]));
+        let (mut subject, script) = (subject(&[1]), ScriptedAnswerer::with_answers(&[ALLOW]));
         let questions = Questions::attended(script as _);
         subject.end.notify_one();
-        let refused = run(&mut subject, &questions, None).await.unwrap_err();
+        let refused = settle_with_limit(&mut subject, &questions, None)
+            .await
+            .unwrap_err();
         assert_eq!(refused.reason, Reason::IdentityUnknown);
     }
 }

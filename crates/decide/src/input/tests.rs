@@ -34,7 +34,7 @@ fn input_is_the_request_as_sent_without_secrets() {
         headers.append(name, HeaderValue::from_static(value));
     }
     headers.insert("x-bytes", HeaderValue::from_bytes(b"a\xffb").unwrap());
-    let row = Registration {
+    let registration = Registration {
         id: SandboxId::parse("fix-1").unwrap(),
         ip: None,
         repos: vec![Repo {
@@ -50,7 +50,8 @@ fn input_is_the_request_as_sent_without_secrets() {
         target("/a%20b//c/./d%2Fe?q=1"),
         RuleName::from("allowlist:x"),
     );
-    let input = RequestInput::request(&target, &headers, true, Some(&row), &rule).document();
+    let input =
+        RequestInput::request(&target, &headers, true, Some(&registration), &rule).document();
     assert_eq!(
         input,
         json!({
@@ -96,11 +97,11 @@ fn input_without_registration_has_the_same_fields() {
         json!({"repos": [], "auth_mode": "user", "metadata": {}})
     );
     assert_eq!(input["scheme"], "http");
-    let unread = RequestInput {
+    let passthrough = RequestInput {
         request: None,
         ..request
     };
-    let unread_input = unread.document();
+    let passthrough_input = passthrough.document();
     let fields = |value: &Value| {
         let fields = value.as_object().unwrap().iter();
         let kind = |value: &Value| std::mem::discriminant(value);
@@ -108,13 +109,13 @@ fn input_without_registration_has_the_same_fields() {
         fields.collect::<Vec<_>>()
     };
     assert_eq!(
-        fields(&unread_input),
+        fields(&passthrough_input),
         fields(&input),
         "the same fields and types"
     );
-    assert_eq!(unread_input["unread"], true);
+    assert_eq!(passthrough_input["unread"], true);
     assert_eq!(
-        (&unread_input["method"], &unread_input["path"]),
+        (&passthrough_input["method"], &passthrough_input["path"]),
         (&json!("CONNECT"), &json!(""))
     );
 }

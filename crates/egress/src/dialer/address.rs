@@ -1,6 +1,6 @@
 //! Resolves hosts to addresses that may be dialled. Every address of a name is checked, and one
-//! refused address refuses the name: a name that resolves into the operator's network was
-//! probably made to (DNS rebinding).
+//! refused address refuses the name: a name that resolves to an address in the operator's network
+//! is probably an attack (DNS rebinding).
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -129,7 +129,8 @@ impl Addresses {
         })
     }
 
-    /// Checks a CNAME target. One that is not a valid host name cannot match a rule that denies.
+    /// Checks a CNAME target against the denied names. A target that is not a valid host name
+    /// cannot match a rule.
     fn check_alias(&self, host: &Host, alias: &Name) -> Result<(), DialError> {
         let Some(denied) = &self.denied else {
             return Ok(());
@@ -173,7 +174,7 @@ impl Addresses {
             host: host.clone(),
             detail,
         };
-        let resolver = self.resolvers.of(sandbox).map_err(unresolved)?;
+        let resolver = self.resolvers.resolver_of(sandbox).map_err(unresolved)?;
         let mut query = Name::from_ascii(name.as_str()).map_err(|error| DialError::BadName {
             host: host.clone(),
             detail: error.to_string(),
@@ -200,7 +201,7 @@ impl Addresses {
 }
 
 impl Resolvers {
-    fn of(&self, sandbox: &SandboxId) -> Result<TokioResolver, String> {
+    fn resolver_of(&self, sandbox: &SandboxId) -> Result<TokioResolver, String> {
         let servers = self.servers.as_ref().map_err(Clone::clone)?;
         let mut by_sandbox = self.by_sandbox();
         if let Some(resolver) = by_sandbox.get(sandbox) {
@@ -257,11 +258,11 @@ fn interleave_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 /// Whether a connection to `address` would arrive at the listener `own`. The unspecified
 /// address stands for every address of this host, on either side.
 fn reaches_listener(own: SocketAddr, address: SocketAddr) -> bool {
-    let (mine, other) = (own.ip().to_canonical(), address.ip().to_canonical());
+    let (listener_ip, dialled_ip) = (own.ip().to_canonical(), address.ip().to_canonical());
     own.port() == address.port()
-        && (mine == other
-            || (mine.is_unspecified() && is_local(other))
-            || (other.is_unspecified() && is_local(mine)))
+        && (listener_ip == dialled_ip
+            || (listener_ip.is_unspecified() && is_local(dialled_ip))
+            || (dialled_ip.is_unspecified() && is_local(listener_ip)))
 }
 
 /// Whether `ip` is an address of this host; true if the interfaces cannot be read.

@@ -56,7 +56,9 @@ pub(super) enum Purpose {
 /// Connect deadline for a host.
 pub(super) struct Deadline<'a> {
     pub(super) host: &'a Host,
+    /// The deadline.
     pub(super) at: Instant,
+    /// The timeout that ends at the deadline, for the error message.
     pub(super) after: Duration,
 }
 

@@ -102,7 +102,7 @@ pub(super) async fn take_connection(
                         Ok(Some(ReadyConnection::from_dial(dial, connection, timings)))
                     }
                     Err(error) => {
-                        dial.failed(&error);
+                        dial.fail(&error);
                         Err(error)
                     }
                 };
@@ -150,7 +150,7 @@ impl ReadyConnection {
     fn from_dial(dial: DialPermit, connection: NewConnection, timings: Timings) -> Self {
         let transport = match connection {
             NewConnection::Http1(connection) => Transport::Http1(PooledLease {
-                slot: dial.http1(),
+                slot: dial.complete_http1(),
                 connection,
             }),
             NewConnection::Http2 {
@@ -158,7 +158,7 @@ impl ReadyConnection {
                 max_streams,
                 refresh,
             } => {
-                let slot = dial.http2(sender.clone(), timings.peer, max_streams);
+                let slot = dial.complete_http2(sender.clone(), timings.peer, max_streams);
                 Transport::Http2(Arc::new(slot), sender, Some(refresh))
             }
         };
@@ -175,7 +175,7 @@ impl ReadyConnection {
         let Self { transport, timings } = self;
         let (answered, source) = match transport {
             Transport::Http1(mut lease) => {
-                message::for_http1(route, &mut request)?;
+                message::to_http1_form(route, &mut request)?;
                 let frames = Arc::clone(lease.connection.frames());
                 let wrap = |content| OutgoingBody::new(content, Arc::clone(&frames), None);
                 let mut sending = pin!(lease.connection.send(request.map(wrap)));
@@ -189,7 +189,7 @@ impl ReadyConnection {
                 (answered, BodySource::Http1(Box::new(lease)))
             }
             Transport::Http2(slot, mut sender, refresh) => {
-                message::for_http2(route, &mut request)?;
+                message::to_http2_form(route, &mut request)?;
                 let frames = Arc::default();
                 let wrap = |content| {
                     OutgoingBody::new(content, Arc::clone(&frames), Some(Arc::clone(&slot)))

@@ -53,7 +53,7 @@ pub(super) struct Http1Connection {
     alarm: Alarm,
 }
 
-/// hyper's half of the connection, which does the I/O.
+/// hyper's connection object, which does the I/O.
 type HyperConnection = Connection<TokioIo<IoTap>, OutgoingBody>;
 
 /// Counts request body frames that hyper has taken: progress shows that the upstream reads.
@@ -120,8 +120,8 @@ impl Http1Connection {
         self.wake_flag.clear_task();
     }
 
-    /// Polls hyper until `check` is ready or no more progress is possible; in that case the task
-    /// of `cx` is woken when there is.
+    /// Polls hyper until `check` is ready or no more progress is possible; the task of `cx` is then
+    /// woken when progress is possible again.
     pub(super) fn drive_until<T>(
         &mut self,
         cx: &mut Context<'_>,

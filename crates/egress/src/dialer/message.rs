@@ -13,7 +13,10 @@ use crate::outgoing::Route;
 
 /// Removes hop-by-hop headers and Content-Length. hyper takes the length from the body: a
 /// header could differ from it.
-pub(super) fn clean<B: Body>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
+pub(super) fn strip_headers<B: Body>(
+    route: &Route,
+    request: &mut Request<B>,
+) -> Result<(), DialError> {
     if request.method() == Method::CONNECT {
         return Err(DialError::Unsendable {
             host: route.host.clone(),
@@ -35,7 +38,10 @@ pub(super) fn clean<B: Body>(route: &Route, request: &mut Request<B>) -> Result<
 }
 
 /// Puts the request into HTTP/1 form: origin-form target and one Host.
-pub(super) fn for_http1<B: Body>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
+pub(super) fn to_http1_form<B: Body>(
+    route: &Route,
+    request: &mut Request<B>,
+) -> Result<(), DialError> {
     let authority = authority(route)?;
     let host = HeaderValue::from_str(authority.as_str()).map_err(|error| DialError::BadName {
         host: route.host.clone(),
@@ -60,7 +66,7 @@ pub(super) fn for_http1<B: Body>(route: &Route, request: &mut Request<B>) -> Res
 
 /// Puts the request into HTTP/2 form: `:scheme`, `:authority` and `:path`, without Host and
 /// without the HTTP/1 framing of an earlier attempt.
-pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
+pub(super) fn to_http2_form<B>(route: &Route, request: &mut Request<B>) -> Result<(), DialError> {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(if route.tls {
         Scheme::HTTPS
@@ -81,7 +87,7 @@ pub(super) fn for_http2<B>(route: &Route, request: &mut Request<B>) -> Result<()
     Ok(())
 }
 
-/// Restores the Upgrade to `protocol` that [`clean`] removed.
+/// Restores the Upgrade to `protocol` that [`strip_headers`] removed.
 pub(super) fn request_upgrade<B>(request: &mut Request<B>, protocol: HeaderValue) {
     let headers = request.headers_mut();
     headers.remove(TE);

@@ -37,7 +37,8 @@ pub(super) type Key = (SandboxId, Route);
 /// All host pools.
 pub(super) struct Pool {
     host_pools: Mutex<HashMap<Key, Arc<HostPool>, foldhash::fast::RandomState>>,
-    kept: AtomicUsize,
+    /// Pooled connections of all sandboxes.
+    pooled: AtomicUsize,
     sweeping: AtomicBool,
 }
 
@@ -49,7 +50,7 @@ impl Pool {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             host_pools: Mutex::default(),
-            kept: AtomicUsize::new(0),
+            pooled: AtomicUsize::new(0),
             sweeping: AtomicBool::new(false),
         })
     }
@@ -62,8 +63,9 @@ impl Pool {
         }
         let mut others = host_pools.values();
         let of_sandbox = others.find(|host_pool| host_pool.key.0 == key.0);
-        let kept = of_sandbox.map_or_else(Arc::default, |host_pool| Arc::clone(&host_pool.kept));
-        let host_pool = Arc::new(HostPool::new(key.clone(), Arc::downgrade(self), kept));
+        let pooled =
+            of_sandbox.map_or_else(Arc::default, |host_pool| Arc::clone(&host_pool.pooled));
+        let host_pool = Arc::new(HostPool::new(key.clone(), Arc::downgrade(self), pooled));
         host_pools.insert(key.clone(), Arc::clone(&host_pool));
         self.start_sweeper();
         host_pool

@@ -100,7 +100,7 @@ impl Trust {
             .as_ref()
             .ok_or_else(|| DialError::NoRoots { host: host.clone() })?;
         let config = match sandbox {
-            Some(sandbox) => tls.of(sandbox),
+            Some(sandbox) => tls.config_of(sandbox),
             None => Arc::clone(&tls.single),
         };
         let name = match host {
@@ -144,7 +144,7 @@ impl Tls {
         })
     }
 
-    fn of(&self, sandbox: &SandboxId) -> Arc<ClientConfig> {
+    fn config_of(&self, sandbox: &SandboxId) -> Arc<ClientConfig> {
         let mut sandboxes = self
             .sandboxes
             .lock()

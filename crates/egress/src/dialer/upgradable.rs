@@ -72,8 +72,8 @@ impl UpgradableConnection {
         let host = &self.route.host;
         let upgrade = request.headers().get(UPGRADE).cloned();
         let upgrade_requested = upgrade.is_some();
-        message::clean(&self.route, &mut request)?;
-        message::for_http1(&self.route, &mut request)?;
+        message::strip_headers(&self.route, &mut request)?;
+        message::to_http1_form(&self.route, &mut request)?;
         if let Some(protocol) = upgrade {
             message::request_upgrade(&mut request, protocol);
         }

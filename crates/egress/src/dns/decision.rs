@@ -52,7 +52,7 @@ pub(super) struct ForwardedQuery {
     pub(super) sandbox: SandboxId,
     pub(super) name: HostName,
     pub(super) kind: RecordType,
-    /// The rule that allowed it.
+    /// The rule that allowed the name.
     pub(super) rule: Option<RuleName>,
 }
 
@@ -134,14 +134,14 @@ pub(super) fn decide_name(
         }
     };
     if answer_kind == AnswerKind::Empty {
-        return empty(true);
+        return answer_empty(true);
     }
     // An entry for a single port does not apply to the whole name.
     let mut fixed = settings.egress.resolve.iter();
     let fixed = fixed.find(|(from, _)| from.port.is_none() && from.host == host);
     match fixed.map(|(_, to)| to.ip().to_canonical()) {
-        Some(IpAddr::V4(four)) => local(kind, Some(four), None),
-        Some(IpAddr::V6(six)) => local(kind, None, Some(six)),
+        Some(IpAddr::V4(four)) => answer_with_addresses(kind, Some(four), None),
+        Some(IpAddr::V6(six)) => answer_with_addresses(kind, None, Some(six)),
         None => Step::Forward(ForwardedQuery {
             sandbox: sandbox.clone(),
             name,
@@ -172,14 +172,18 @@ pub(super) fn own_addresses(name: &HostName, context: &QueryContext) -> Option<O
 pub(super) type OwnAddresses = (Option<Ipv4Addr>, Option<Ipv6Addr>);
 
 /// The gate's own answer: an address record for A and AAAA, no records for other types.
-pub(super) fn local(kind: RecordType, four: Option<Ipv4Addr>, six: Option<Ipv6Addr>) -> Step {
+pub(super) fn answer_with_addresses(
+    kind: RecordType,
+    four: Option<Ipv4Addr>,
+    six: Option<Ipv6Addr>,
+) -> Step {
     let record = match kind {
         RecordType::A => four.map(|four| RData::A(A(four))),
         RecordType::AAAA => six.map(|six| RData::AAAA(AAAA(six))),
         _ => None,
     };
     match record {
-        None => empty(true),
+        None => answer_empty(true),
         Some(record) => Step::Settled(Decision {
             reply: Reply::with(vec![record], LOCAL_TTL),
             outcome: QueryOutcome::Local,
@@ -188,7 +192,8 @@ pub(super) fn local(kind: RecordType, four: Option<Ipv4Addr>, six: Option<Ipv6Ad
     }
 }
 
-pub(super) fn empty(exists: bool) -> Step {
+/// The gate's own answer without records. `exists` selects NOERROR or NXDOMAIN.
+pub(super) fn answer_empty(exists: bool) -> Step {
     Step::Settled(Decision {
         reply: Reply::without(empty_code(exists), None),
         outcome: QueryOutcome::Empty,
@@ -205,10 +210,14 @@ pub(super) fn empty_code(exists: bool) -> ResponseCode {
 }
 
 pub(super) fn refuse(code: ResponseCode, denial: Denial, outcome: QueryOutcome) -> Step {
-    Step::Settled(denied(code, denial, outcome))
+    Step::Settled(denied_decision(code, denial, outcome))
 }
 
-pub(super) fn denied(code: ResponseCode, denial: Denial, outcome: QueryOutcome) -> Decision {
+pub(super) fn denied_decision(
+    code: ResponseCode,
+    denial: Denial,
+    outcome: QueryOutcome,
+) -> Decision {
     Decision {
         reply: Reply::without(code, Some(denial.reason)),
         outcome,
@@ -234,7 +243,7 @@ pub(super) fn read_type(text: &str) -> Option<RecordType> {
 }
 
 /// The complete address that a reverse-lookup name encodes.
-pub(super) fn address_in(name: &Name) -> Option<IpAddr> {
+pub(super) fn address_of_reverse_name(name: &Name) -> Option<IpAddr> {
     let text = host_name(name)?;
     let text = text.as_str();
     if let Some(digits) = text.strip_suffix(".in-addr.arpa") {

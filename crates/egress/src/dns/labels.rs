@@ -15,14 +15,14 @@ use policy::reason::Reason;
 use policy::verdict::Denial;
 use tokio::time::Instant;
 
-/// Rule name in denials.
+/// Rule name in the denials of this budget.
 const RULE: &str = "dns:labels";
 
-/// Longest label that does not look like data.
-const MAX_PLAIN_LABEL: usize = 40;
+/// Longest label, in characters, that does not look like encoded data.
+const MAX_ORDINARY_LABEL: usize = 40;
 
-/// Longest sequence of labels before the base domain that does not look like data.
-const MAX_PLAIN_PREFIX: usize = 80;
+/// Longest text before the base domain, in characters, that does not look like encoded data.
+const MAX_ORDINARY_PREFIX: usize = 80;
 
 /// Shortest label whose entropy is measured: in shorter ones it is no evidence.
 const MIN_ENTROPY_LABEL: usize = 24;
@@ -38,7 +38,7 @@ pub struct LabelLimits {
     pub window: Duration,
     /// Different names below one base domain.
     pub names: usize,
-    /// Those of them that look like data.
+    /// Different names below one base domain that look like encoded data.
     pub data_like_names: usize,
     /// Different base domains per sandbox.
     pub bases: usize,
@@ -102,45 +102,45 @@ impl LabelBudget {
         let hash = self.hasher.hash_one(name.as_str());
         let mut sandboxes = self.lock();
         let bases = sandboxes.entry(sandbox.clone()).or_default();
-        let over =
+        let has_ended =
             |window: &Window| now.saturating_duration_since(window.began) >= self.limits.window;
         if !bases.contains_key(base) && bases.len() >= self.limits.bases {
-            bases.retain(|_, window| !over(window));
+            bases.retain(|_, window| !has_ended(window));
             if bases.len() >= self.limits.bases {
-                return Err(refuse(format!(
+                return Err(label_denial(format!(
                     "This sandbox resolved names of more than {} domains in a short time. \
                      Wait a few minutes.",
                     self.limits.bases
                 )));
             }
         }
-        let fresh = || Window {
+        let new_window = || Window {
             began: now,
             seen: HashSet::new(),
             data_like: 0,
         };
-        let window = bases.entry(base.into()).or_insert_with(fresh);
-        if over(window) {
-            *window = fresh();
+        let window = bases.entry(base.into()).or_insert_with(new_window);
+        if has_ended(window) {
+            *window = new_window();
         }
         if window.seen.contains(&hash) {
             return Ok(());
         }
         let data_pattern = data_pattern(name);
         if window.seen.len() >= self.limits.names {
-            return Err(refuse(format!(
+            return Err(label_denial(format!(
                 "Too many different names below {base} in a short time. Wait a few minutes."
             ))
-            .with_evidence(format!("{} names", window.seen.len())));
+            .with_evidence(format!("{} names were resolved", window.seen.len())));
         }
         if let Some(data_pattern) = data_pattern {
             if window.data_like >= self.limits.data_like_names {
-                return Err(refuse(format!(
+                return Err(label_denial(format!(
                     "Too many names below {base} that look like data rather than names. \
                      Wait a few minutes."
                 ))
                 .with_evidence(format!(
-                    "{data_pattern:?}, after {} others",
+                    "{data_pattern:?}; {} earlier names also looked like data",
                     window.data_like
                 )));
             }
@@ -173,7 +173,8 @@ pub fn data_pattern(name: &HostName) -> Option<DataPattern> {
     let base = base_domain(name.as_str());
     let prefix = name.as_str().strip_suffix(base)?.trim_end_matches('.');
     let labels = || prefix.split('.').filter(|label| !label.is_empty());
-    if prefix.len() > MAX_PLAIN_PREFIX || labels().any(|label| label.len() > MAX_PLAIN_LABEL) {
+    if prefix.len() > MAX_ORDINARY_PREFIX || labels().any(|label| label.len() > MAX_ORDINARY_LABEL)
+    {
         return Some(DataPattern::Long);
     }
     labels()
@@ -220,7 +221,7 @@ fn entropy(label: &str) -> f64 {
         .sum()
 }
 
-fn refuse(sentence: String) -> Denial {
+fn label_denial(sentence: String) -> Denial {
     Denial::new(Reason::RateLimited, RULE).with_message(sentence)
 }
 

@@ -74,7 +74,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Result<ParsedQuery, InvalidQuery>> {
         return invalid(ResponseCode::NotImp);
     }
     // One question, no answers, no authorities.
-    if !matches!(counts, [0, 1, 0, 0, 0, 0, ..]) || !is_plain(rest) {
+    if !matches!(counts, [0, 1, 0, 0, 0, 0, ..]) || !is_uncompressed(rest) {
         return invalid(ResponseCode::FormErr);
     }
     let Ok(message) = Message::from_vec(bytes) else {
@@ -103,7 +103,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Result<ParsedQuery, InvalidQuery>> {
 
 /// Whether the question's name is uncompressed. At this position a compression pointer could only
 /// point into the header, and is refused.
-fn is_plain(mut rest: &[u8]) -> bool {
+fn is_uncompressed(mut rest: &[u8]) -> bool {
     let mut length = 0;
     while let Some((label, after)) = rest.split_first() {
         let label = usize::from(*label);

@@ -66,7 +66,7 @@ pub enum QuerySource {
 }
 
 impl QuerySource {
-    fn client(&self, peer: IpAddr) -> QueryClient {
+    fn identify_client(&self, peer: IpAddr) -> QueryClient {
         // Each query is identified anew: a listener outlives the registration of its sandbox.
         let lookup = match self {
             QuerySource::Sandbox { sandbox, registry } => registry.by_id(sandbox),
@@ -85,8 +85,8 @@ impl QuerySource {
         }
     }
 
-    /// How a query is answered. On a shared network a synthetic address would not be reachable.
-    fn context(&self, server: &NameServer, transport: Transport, here: IpAddr) -> QueryContext {
+    /// The context of a query. On a shared network a synthetic address would not be reachable.
+    fn context(&self, server: &NameServer, transport: Transport, local_ip: IpAddr) -> QueryContext {
         match self {
             QuerySource::Sandbox { .. } => QueryContext {
                 transport,
@@ -96,7 +96,7 @@ impl QuerySource {
             QuerySource::Shared { .. } => QueryContext {
                 transport,
                 mode: DnsMode::Forward,
-                gate: Some(here),
+                gate: Some(local_ip),
             },
         }
     }
@@ -129,7 +129,7 @@ pub async fn serve_datagrams(
         let (length, addresses) = match received {
             Ok(received) => received,
             Err(error) => {
-                tracing::debug!(%error, "dns datagram was not received");
+                tracing::debug!(%error, "receiving a dns datagram failed");
                 tokio::time::sleep(RECEIVE_RETRY_DELAY).await;
                 continue;
             }
@@ -137,11 +137,11 @@ pub async fn serve_datagrams(
         let query = buffer.get(..length).unwrap_or_default();
         if source.is_listener_check(addresses.sender) {
             if let Err(error) = datagrams.answer(query, addresses).await {
-                tracing::debug!(%error, "answers a listener check failed");
+                tracing::debug!(%error, "answering a dns listener check failed");
             }
             continue;
         }
-        let client = source.client(addresses.sender.ip());
+        let client = source.identify_client(addresses.sender.ip());
         let context = source.context(&server, Transport::Udp, addresses.destination);
         let Some(slot) = server
             .client_state_of(&client)
@@ -199,8 +199,8 @@ impl DatagramReply {
         record_event(&*self.audit, event).await;
         match timeout(WRITE_TIMEOUT, self.datagrams.answer(&bytes, self.addresses)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "dns answer was not sent"),
-            Err(_) => tracing::debug!("sending dns answer timed out"),
+            Ok(Err(error)) => tracing::debug!(%error, "sending a dns answer failed"),
+            Err(_) => tracing::debug!("sending a dns answer timed out"),
         }
     }
 }
@@ -215,7 +215,7 @@ pub async fn serve_stream(
     stop: CancellationToken,
 ) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip();
-    let here = stream.local_addr()?.ip();
+    let local_ip = stream.local_addr()?.ip();
     stream.set_nodelay(true)?;
     let (mut reader, mut writer) = stream.into_split();
     let mut answers: JoinSet<Option<Vec<u8>>> = JoinSet::new();
@@ -230,8 +230,8 @@ pub async fn serve_stream(
                 Frame::TooLong => return Ok(()),
             };
             last_use = Instant::now();
-            let client = source.client(peer);
-            let context = source.context(&server, Transport::Tcp, here);
+            let client = source.identify_client(peer);
+            let context = source.context(&server, Transport::Tcp, local_ip);
             let (server, audit) = (Arc::clone(&server), Arc::clone(&audit));
             answers.spawn(async move { answer(&server, &*audit, &client, &query, &context).await });
         }
@@ -287,7 +287,7 @@ async fn answer(
     Some(bytes)
 }
 
-/// The start of a stream's buffer.
+/// The query at the start of a stream's buffer.
 enum Frame {
     Complete(BytesMut),
     Incomplete,

@@ -10,11 +10,12 @@ use policy::host::HostName;
 
 use super::lru_map::LruMap;
 
+/// The first address of each synthetic range, as a number.
 const FIRST_V4: u32 = Ipv4Addr::new(198, 18, 0, 0).to_bits();
 const FIRST_V6: u128 = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0).to_bits();
 
-/// The gate's own index.
-const GATE: u32 = 1;
+/// The index of the gate's own addresses.
+const GATE_INDEX: u32 = 1;
 
 /// Indexes that are assigned to names: all but the first (a network address), the gate's, and the
 /// last (which looks like a broadcast address).
@@ -27,7 +28,7 @@ pub(super) struct AddressIndex(u32);
 
 impl AddressIndex {
     /// The index of the gate itself.
-    pub(super) const GATE: AddressIndex = AddressIndex(GATE);
+    pub(super) const GATE: AddressIndex = AddressIndex(GATE_INDEX);
 
     /// The IPv4 address with this index.
     pub(super) fn v4(self) -> Ipv4Addr {
@@ -64,7 +65,7 @@ pub(super) struct SyntheticAddresses {
 impl SyntheticAddresses {
     /// Creates a table of at most `max_names` names.
     pub(super) fn new(max_names: usize) -> Self {
-        // Half the range, so that a free index is always near.
+        // At most half of the indexes are in use, so that the search for a free index is short.
         let max_names =
             max_names.min(usize::try_from((LAST_INDEX - FIRST_INDEX) / 2).unwrap_or(usize::MAX));
         Self {

@@ -430,7 +430,7 @@ fn denied_name_is_nxdomain_for_every_type_in_forward_mode() {
 fn reverse_name_is_parsed_only_when_complete() {
     for ip in ["192.0.2.1", "2001:db8::1", "::", "255.255.255.255"] {
         let ip: IpAddr = ip.parse().unwrap();
-        assert_eq!(address_in(&Name::from(ip)), Some(ip));
+        assert_eq!(address_of_reverse_name(&Name::from(ip)), Some(ip));
     }
     for text in [
         "in-addr.arpa",
@@ -438,7 +438,11 @@ fn reverse_name_is_parsed_only_when_complete() {
         "1.2.3.256.in-addr.arpa",
         "ip6.arpa",
     ] {
-        assert_eq!(address_in(&wire_name(text).unwrap()), None, "{text}");
+        assert_eq!(
+            address_of_reverse_name(&wire_name(text).unwrap()),
+            None,
+            "{text}"
+        );
     }
 }
 

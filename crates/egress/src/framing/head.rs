@@ -42,7 +42,8 @@ struct RequestLine {
 }
 
 impl Head {
-    /// Continues in `bytes`, which start with the head. Returns its length once it is complete.
+    /// Parses further lines of the head. `bytes` starts with the head, including the lines that
+    /// earlier calls parsed. Returns the length of the head once it is complete.
     pub(super) fn scan(
         &mut self,
         bytes: &[u8],
@@ -79,7 +80,7 @@ impl Head {
     }
 
     fn read_field(&mut self, line: &[u8]) -> Result<(), FaultKind> {
-        let (name, value) = field(line)?;
+        let (name, value) = split_field(line)?;
         if name.eq_ignore_ascii_case(b"host") {
             if self.host {
                 return Err(FaultKind::TwoHosts);
@@ -89,7 +90,7 @@ impl Head {
             if self.length.is_some() {
                 return Err(FaultKind::TwoLengths);
             }
-            self.length = Some(length(trim(value)).ok_or(FaultKind::Length)?);
+            self.length = Some(parse_length(trim(value)).ok_or(FaultKind::Length)?);
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             if self.chunked {
                 return Err(FaultKind::TwoCodings);
@@ -215,8 +216,8 @@ pub(super) fn truncate(bytes: &[u8], max_len: usize) -> (&[u8], bool) {
     }
 }
 
-/// The name and the value of a header line.
-pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), FaultKind> {
+/// Splits a header line into name and value, and checks both.
+pub(super) fn split_field(line: &[u8]) -> Result<(&[u8], &[u8]), FaultKind> {
     if matches!(line, [b' ' | b'\t', ..]) {
         return Err(FaultKind::Fold);
     }
@@ -230,10 +231,10 @@ pub(super) fn field(line: &[u8]) -> Result<(&[u8], &[u8]), FaultKind> {
         });
     }
     // No early exit, so that the compiler can vectorise the loop.
-    let controls = value
+    let has_control = value
         .iter()
-        .fold(false, |found, byte| found | is_control(*byte));
-    if controls {
+        .fold(false, |has_control, byte| has_control | is_control(*byte));
+    if has_control {
         return Err(if value.contains(&b'\r') {
             FaultKind::BareCarriageReturn
         } else {
@@ -257,7 +258,7 @@ fn trim(mut value: &[u8]) -> &[u8] {
     value
 }
 
-fn length(value: &[u8]) -> Option<u64> {
+fn parse_length(value: &[u8]) -> Option<u64> {
     if value.is_empty() || value.len() > MAX_LENGTH_DIGITS || !value.iter().all(u8::is_ascii_digit)
     {
         return None;
@@ -275,7 +276,7 @@ fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty() && bytes.iter().all(|byte| is_token_byte(*byte))
 }
 
-/// RFC 9110, section 5.6.2.
+/// Whether a token may contain the byte (RFC 9110, section 5.6.2).
 fn is_token_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(
@@ -297,11 +298,12 @@ fn is_token_byte(byte: u8) -> bool {
         )
 }
 
-/// Whether hyper accepts the path and query, so that it never refuses one that the guard passed. A
-/// fragment is refused, because hyper would drop it.
+/// Whether the target is a path and query that hyper accepts. hyper would answer any other target
+/// itself, without calling the service. A target with a fragment is refused, because hyper would
+/// drop the fragment.
 fn is_path(target: &[u8]) -> bool {
-    // Covers nearly every target; the others go to the URI parser, which allocates.
-    let plain = |byte: &u8| {
+    // Nearly every target has only these bytes; the URI parser, which allocates, checks the rest.
+    let is_common_byte = |byte: &u8| {
         byte.is_ascii_alphanumeric()
             || matches!(
                 byte,
@@ -326,7 +328,7 @@ fn is_path(target: &[u8]) -> bool {
                     | b'?'
             )
     };
-    target.iter().all(plain) || (!target.contains(&b'#') && Uri::try_from(target).is_ok())
+    target.iter().all(is_common_byte) || (!target.contains(&b'#') && Uri::try_from(target).is_ok())
 }
 
 fn is_absolute(target: &[u8]) -> bool {

@@ -4,7 +4,7 @@ use policy::override_header;
 
 use super::HeadLimits;
 use super::fault::FaultKind;
-use super::head::{Body, Head, Lines, field, truncate};
+use super::head::{Body, Head, Lines, split_field, truncate};
 
 /// Longest trailers. hyper itself accepts 16 KiB.
 const MAX_TRAILERS: usize = 8 * 1024;
@@ -73,14 +73,15 @@ pub(super) struct MessageTracker {
 #[derive(Debug)]
 enum Position {
     Head(Head),
+    /// In a body with a Content-Length, of which this many bytes are left.
     Fixed(u64),
     Chunks(Chunk),
     Trailers {
         lines: Lines,
         fields: usize,
     },
-    /// After a message that may switch protocols: the service has not decided yet.
-    Fork,
+    /// An upgrade or CONNECT request was read, and its response is not known yet.
+    UpgradePending,
 }
 
 /// The position in a chunk.
@@ -107,7 +108,8 @@ impl MessageTracker {
 
     /// Checks `bytes`, which start after the last call's valid bytes. Returns how many of them
     /// are valid, and the fault after them. The rest belongs to an incomplete head or trailers, or
-    /// lies behind a fork: the caller passes it again, with more bytes after it.
+    /// follows a request whose upgrade is pending: the caller passes it again, with more bytes
+    /// after it.
     pub(super) fn follow(&mut self, bytes: &[u8]) -> (usize, Result<(), FaultKind>) {
         let mut valid = 0;
         loop {
@@ -132,8 +134,9 @@ impl MessageTracker {
         self.ordinal
     }
 
-    /// The current message, if its answer decides whether the connection switches protocols.
-    pub(super) fn switching(&self) -> Option<u64> {
+    /// The number of the current message, if its response decides whether the connection switches
+    /// protocols.
+    pub(super) fn switching_ordinal(&self) -> Option<u64> {
         self.switches.then_some(self.ordinal)
     }
 
@@ -141,13 +144,13 @@ impl MessageTracker {
         matches!(self.position, Position::Head(_))
     }
 
-    pub(super) fn is_at_fork(&self) -> bool {
-        matches!(self.position, Position::Fork)
+    pub(super) fn is_upgrade_pending(&self) -> bool {
+        matches!(self.position, Position::UpgradePending)
     }
 
-    /// Leaves the fork: the next message follows.
+    /// Continues after a request that did not switch protocols: the next message follows.
     pub(super) fn resume(&mut self) {
-        if self.is_at_fork() {
+        if self.is_upgrade_pending() {
             self.switches = false;
             self.end_message();
         }
@@ -211,7 +214,7 @@ impl MessageTracker {
                     if *fields > self.limits.headers {
                         return Err(FaultKind::TooManyHeaders);
                     }
-                    let (name, _) = field(line)?;
+                    let (name, _) = split_field(line)?;
                     if belongs_in_head(name) {
                         return Err(FaultKind::Trailer);
                     }
@@ -222,13 +225,13 @@ impl MessageTracker {
                     Ok(None)
                 }
             }
-            Position::Fork => Ok(None),
+            Position::UpgradePending => Ok(None),
         }
     }
 
     fn end_message(&mut self) {
         if self.switches {
-            self.position = Position::Fork;
+            self.position = Position::UpgradePending;
         } else {
             self.ordinal += 1;
             self.position = Position::Head(Head::default());

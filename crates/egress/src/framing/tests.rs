@@ -1,4 +1,4 @@
-//! Tests of the guard alone: accepted and refused messages, in every split.
+//! Tests of the framing guard alone: accepted and refused messages, in every split.
 
 mod fork;
 mod hyper;
@@ -7,12 +7,12 @@ mod pipelines;
 use super::*;
 
 /// The output and the fault of a connection that delivers `step` bytes at a time.
-fn run(bytes: &[u8], step: usize) -> Exercise {
-    Exercise::run(bytes, step)
+fn run(bytes: &[u8], step: usize) -> GuardOutput {
+    GuardOutput::run(bytes, step)
 }
 
 /// Runs the check for pieces of every length, so that the input is split at every byte.
-fn for_all_splits(bytes: &[u8], check: impl Fn(Exercise)) {
+fn for_all_splits(bytes: &[u8], check: impl Fn(GuardOutput)) {
     for step in 1..=bytes.len().min(200) {
         check(run(bytes, step));
     }
@@ -27,7 +27,8 @@ fn assert_passed(message: &str) {
     fuzz_check(message.as_bytes());
 }
 
-/// `good` is passed, and the message that starts or continues with `bad` is refused.
+/// Asserts that `good` is passed, and that the message that starts or continues with `bad` is
+/// refused.
 fn assert_refused(good: &str, bad: &str, kind: FaultKind) {
     let bytes = format!("{good}{bad}");
     for_all_splits(bytes.as_bytes(), |seen| {

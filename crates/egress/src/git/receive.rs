@@ -122,7 +122,7 @@ pub(crate) async fn decide_push(
     branches
         .load_once(services.audit().as_ref(), sandbox.id())
         .await;
-    let case = case(&cx.snapshot.settings, head);
+    let case = push_context(&cx.snapshot.settings, head);
     let refs = ref_facts(sandbox, &case, &repository);
     let bytes = spooled.spool.len();
     let push = |objects| PushFacts {
@@ -255,7 +255,7 @@ pub(crate) fn push_refusal(
     let rejected = RejectedPush {
         capabilities,
         refs: refs.collect(),
-        others: refused
+        further_messages: refused
             .iter()
             .skip(1)
             .take(MAX_FURTHER_MESSAGES)
@@ -265,7 +265,7 @@ pub(crate) fn push_refusal(
     RequestRefusal::new(Stage::Git, denial).of_push(rejected)
 }
 
-fn case(settings: &Settings, head: &PushHead) -> PushContext {
+fn push_context(settings: &Settings, head: &PushHead) -> PushContext {
     PushContext {
         format: head.format,
         updates: head.updates.clone(),
@@ -333,7 +333,7 @@ impl UpstreamTrees {
     }
 }
 
-/// Has the pack reader read the objects. Without a pack reader the push is refused.
+/// Reads the objects of a push with the pack reader. Without a pack reader the push is refused.
 async fn read_objects(
     services: &Services,
     case: &PushContext,

@@ -90,7 +90,7 @@ pub(super) struct UpstreamTrees {
 }
 
 impl<'a> UpstreamRepository<'a> {
-    /// The upstream repository of a push to a host; none if the path is not one of git's.
+    /// The upstream repository of a push to a host; none if the path is not a git path.
     pub(crate) fn for_push(
         cx: &'a RequestCx,
         target: &Target,
@@ -210,7 +210,7 @@ impl<'a> UpstreamRepository<'a> {
 
     async fn refs(&self, request: Vec<u8>) -> Result<BTreeMap<Vec<u8>, ObjectId>, String> {
         let (body, _in_flight) = self.query(request, Age::Now).await?;
-        let read = body::whole(body, MAX_REF_LIST_BYTES).await;
+        let read = body::read_whole(body, MAX_REF_LIST_BYTES).await;
         let bytes = read.map_err(|error| error.to_string())?;
         protocol_v2::parse_refs(&bytes).map_err(|error| error.to_string())
     }

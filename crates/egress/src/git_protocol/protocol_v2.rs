@@ -25,7 +25,7 @@ pub enum UploadPackError {
     /// Upstream sent an error.
     #[error("upstream refused the request")]
     Refused,
-    /// The response is not one to this request.
+    /// The response does not belong to this request.
     #[error("upstream sent an unexpected response")]
     Unexpected,
     /// The response ended early.

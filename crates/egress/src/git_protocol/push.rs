@@ -356,8 +356,8 @@ impl PushHeadBuilder {
         }
         let mut named_format = None;
         for capability in text.split(|byte| *byte == b' ') {
-            let mut halves = capability.splitn(2, |byte| *byte == b'=');
-            let (name, value) = (halves.next().unwrap_or_default(), halves.next());
+            let mut parts = capability.splitn(2, |byte| *byte == b'=');
+            let (name, value) = (parts.next().unwrap_or_default(), parts.next());
             match name {
                 b"report-status" | b"report-status-v2" => self.capabilities.report = true,
                 b"side-band-64k" => self.capabilities.side_band = true,

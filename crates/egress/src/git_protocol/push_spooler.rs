@@ -259,8 +259,8 @@ mod tests {
         bytes
     }
 
-    /// A pack without objects.
-    fn sealed_pack() -> Vec<u8> {
+    /// A complete pack without objects.
+    fn empty_pack() -> Vec<u8> {
         let head = b"PACK\0\0\0\x02\0\0\0\0";
         let sum = digest(&SHA1_FOR_LEGACY_USE_ONLY, head);
         [head, sum.as_ref()].concat()
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn push_without_body_end_ends_with_its_pack() {
-        let empty = sealed_pack();
+        let empty = empty_pack();
         let whole = [body(0).get(..body(0).len() - 8).unwrap(), &empty].concat();
         for piece in [1, 13, 100_000] {
             let (_dir, mut spooler) = spooler(PushEncoding::UntilPackEnd, 1 << 20);
@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn end_of_a_too_large_push_is_found() {
-        let whole = [body(0).get(..body(0).len() - 8).unwrap(), &sealed_pack()].concat();
+        let whole = [body(0).get(..body(0).len() - 8).unwrap(), &empty_pack()].concat();
         let (_dir, mut spooler) = spooler(PushEncoding::UntilPackEnd, whole.len() as u64 - 5);
         let (most, last) = whole.split_at(whole.len() - 8);
         spooler.write(most).unwrap();

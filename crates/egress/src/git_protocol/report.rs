@@ -172,18 +172,18 @@ mod tests {
 
     use super::*;
 
-    const BOTH: PushCapabilities = PushCapabilities {
+    const REPORT_AND_SIDE_BAND: PushCapabilities = PushCapabilities {
         report: true,
         side_band: true,
         atomic: false,
         options: false,
     };
-    const BARE: PushCapabilities = PushCapabilities {
+    const REPORT_ONLY: PushCapabilities = PushCapabilities {
         side_band: false,
-        ..BOTH
+        ..REPORT_AND_SIDE_BAND
     };
 
-    fn refused(capabilities: PushCapabilities) -> Option<Vec<u8>> {
+    fn write_refusal(capabilities: PushCapabilities) -> Option<Vec<u8>> {
         let refs: [(&[u8], &str); 2] = [(b"refs/heads/a", "no"), (b"refs/heads/\xff", "nor this")];
         let messages = ["One.\nTwo.".to_owned()];
         write_rejection(capabilities, &messages, refs.into_iter())
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn refusal_is_a_valid_git_report() {
         let bare = b"000eunpack ok\n0017ng refs/heads/a no\n001dng refs/heads/\xff nor this\n0000";
-        assert_eq!(refused(BARE).unwrap(), bare);
+        assert_eq!(write_refusal(REPORT_ONLY).unwrap(), bare);
         let banded = [
             &b"0014\x02palisade: One.\n0014\x02palisade: Two.\n"[..],
             b"004b\x01",
@@ -201,17 +201,17 @@ mod tests {
         ]
         .concat();
         assert_eq!(
-            String::from_utf8_lossy(&refused(BOTH).unwrap()),
+            String::from_utf8_lossy(&write_refusal(REPORT_AND_SIDE_BAND).unwrap()),
             String::from_utf8_lossy(&banded)
         );
-        assert_eq!(refused(PushCapabilities::default()), None);
+        assert_eq!(write_refusal(PushCapabilities::default()), None);
     }
 
     #[test]
     fn long_report_is_split_into_valid_pkt_lines() {
         let names: Vec<String> = (0..5_000).map(|n| format!("refs/heads/{n}")).collect();
         let refs = names.iter().map(|name| (name.as_bytes(), "no"));
-        let answer = write_rejection(BOTH, &[], refs).unwrap();
+        let answer = write_rejection(REPORT_AND_SIDE_BAND, &[], refs).unwrap();
         let mut report = Vec::new();
         let read = for_each_line(&answer, |line| {
             if let PktLine::Data([BAND_REPORT, data @ ..]) = line {
@@ -235,7 +235,7 @@ mod tests {
         bytes
     }
 
-    fn banded(report: &[u8], piece: usize) -> Vec<u8> {
+    fn in_side_band(report: &[u8], piece: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         pkt_line::write(&mut bytes, b"\x02hello\n");
         for piece in report.chunks(piece) {
@@ -256,7 +256,7 @@ mod tests {
             (&["unpack disk full\n"], true),
             (&[], false),
         ] {
-            let mut reader = ReportReader::new(BARE);
+            let mut reader = ReportReader::new(REPORT_ONLY);
             reader.feed(&report(lines));
             assert_eq!(reader.is_rejected(), rejected, "{lines:?}");
         }
@@ -276,28 +276,35 @@ mod tests {
     #[test]
     fn only_refs_that_upstream_updated_are_accepted() {
         let whole = report(&["unpack ok\n", "ok refs/heads/a\n", "ng refs/heads/b no\n"]);
-        assert_eq!(read(BARE, &whole, 7), ["refs/heads/a"]);
-        assert_eq!(read(BOTH, &banded(&whole, 9), 5), ["refs/heads/a"]);
+        assert_eq!(read(REPORT_ONLY, &whole, 7), ["refs/heads/a"]);
+        assert_eq!(
+            read(REPORT_AND_SIDE_BAND, &in_side_band(&whole, 9), 5),
+            ["refs/heads/a"]
+        );
         let failed = report(&["unpack disk full\n", "ok refs/heads/a\n"]);
         let expected: [&str; 0] = [];
-        assert_eq!(read(BARE, &failed, 100), expected);
+        assert_eq!(read(REPORT_ONLY, &failed, 100), expected);
         assert_eq!(read(PushCapabilities::default(), &whole, 100), expected);
-        assert_eq!(read(BOTH, b"<html>ok refs/heads/a", 100), expected);
+        assert_eq!(
+            read(REPORT_AND_SIDE_BAND, b"<html>ok refs/heads/a", 100),
+            expected
+        );
         // Text on the side-band of messages is no report.
         let mut message_only = Vec::new();
         pkt_line::write(
             &mut message_only,
             b"\x02000eunpack ok\n0014ok refs/heads/a\n",
         );
-        assert_eq!(read(BOTH, &message_only, 100), expected);
+        assert_eq!(read(REPORT_AND_SIDE_BAND, &message_only, 100), expected);
     }
 
     proptest! {
         #[test]
         fn result_does_not_depend_on_chunk_boundaries(piece in 1..80usize, band in 1..80usize) {
             let lines = ["unpack ok\n", "ok refs/heads/a\n", "option refname x\n", "ok refs/tags/b\n"];
-            let bytes = banded(&report(&lines), band);
-            prop_assert_eq!(read(BOTH, &bytes, piece), ["refs/heads/a", "refs/tags/b"]);
+            let bytes = in_side_band(&report(&lines), band);
+            let accepted = read(REPORT_AND_SIDE_BAND, &bytes, piece);
+            prop_assert_eq!(accepted, ["refs/heads/a", "refs/tags/b"]);
         }
     }
 }

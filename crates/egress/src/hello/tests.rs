@@ -15,7 +15,7 @@ use tokio::io::{AsyncWriteExt, duplex};
 use super::*;
 
 /// The first flight of a rustls client with these options.
-fn client(name: &str, alpn: &[Vec<u8>], ech: bool) -> Vec<u8> {
+fn rustls_hello(name: &str, alpn: &[Vec<u8>], ech: bool) -> Vec<u8> {
     let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()));
     let builder = if ech {
         let suite: &dyn Hpke = aws_lc_rs::hpke::DH_KEM_P256_HKDF_SHA256_AES_128;
@@ -53,7 +53,7 @@ fn as_rustls_reads(mut bytes: &[u8]) -> Option<(Option<String>, Vec<Vec<u8>>)> {
 }
 
 /// The same handshake message in records of these lengths, which are repeated as needed.
-fn in_records(bytes: &[u8], lengths: &[usize]) -> Vec<u8> {
+fn split_into_records(bytes: &[u8], lengths: &[usize]) -> Vec<u8> {
     let mut message = &bytes[RECORD_HEADER..];
     let mut out = Vec::new();
     for length in lengths.iter().cycle() {
@@ -71,7 +71,7 @@ fn in_records(bytes: &[u8], lengths: &[usize]) -> Vec<u8> {
 
 fn read(bytes: &[u8]) -> Result<Option<Hello>, String> {
     fuzz_check(bytes);
-    outcome(bytes, usize::MAX, 0)
+    parse_in_steps(bytes, usize::MAX, 0)
 }
 
 /// Builds a hello with these extensions.
@@ -87,16 +87,16 @@ fn hello_with(extensions: &[(u16, &[u8])]) -> Vec<u8> {
     body.extend([0, 0, 2, 0x13, 1, 1, 0]);
     body.extend(u16::try_from(list.len()).unwrap().to_be_bytes());
     body.extend(list);
-    framed(&body)
+    in_handshake_records(&body)
 }
 
 /// Encodes this ClientHello body in as many records as it needs.
-fn framed(body: &[u8]) -> Vec<u8> {
+fn in_handshake_records(body: &[u8]) -> Vec<u8> {
     let mut message = vec![0; RECORD_HEADER];
     message.push(CLIENT_HELLO);
     message.extend(&u32::try_from(body.len()).unwrap().to_be_bytes()[1..]);
     message.extend(body);
-    in_records(&message, &[MAX_RECORD])
+    split_into_records(&message, &[MAX_RECORD])
 }
 
 fn server_name_extension(name: &[u8]) -> Vec<u8> {
@@ -127,15 +127,15 @@ proptest! {
         step in 1usize..700,
         after in vec(any::<u8>(), 0..40),
     ) {
-        let whole = client(&name, &alpn, ech);
+        let whole = rustls_hello(&name, &alpn, ech);
         let expected = Hello { server_name: Some(name.clone()), alpn: alpn.clone(), has_ech: ech };
-        let mut split = in_records(&whole, &records);
+        let mut split = split_into_records(&whole, &records);
         // rustls returns names in lower case.
         assert_eq!(as_rustls_reads(&split), Some((Some(name.to_lowercase()), alpn)));
         assert_eq!(read(&whole), Ok(Some(expected.clone())));
         // Bytes after the hello stay unread.
         split.extend(after);
-        assert_eq!(outcome(&split, step, 0), Ok(Some(expected.clone())));
+        assert_eq!(parse_in_steps(&split, step, 0), Ok(Some(expected.clone())));
         assert_eq!(read(&split), Ok(Some(expected)));
     }
 
@@ -144,13 +144,13 @@ proptest! {
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
         records in vec(1usize..600, 1..3),
     ) {
-        let mut bytes = client("a.test", &[b"h2".to_vec(), b"http/1.1".to_vec()], false);
+        let mut bytes = rustls_hello("a.test", &[b"h2".to_vec(), b"http/1.1".to_vec()], false);
         for (index, byte) in damage {
             let at = index.index(bytes.len());
             bytes[at] = byte;
         }
         fuzz_check(&bytes);
-        let bytes = in_records(&bytes, &records);
+        let bytes = split_into_records(&bytes, &records);
         if let (Ok(Some(hello)), Some((name, alpn))) = (read(&bytes), as_rustls_reads(&bytes)) {
             assert_eq!(hello.alpn, alpn);
             // rustls drops addresses and invalid names; the gate leaves this check to the policy.
@@ -186,21 +186,26 @@ proptest! {
 
 #[test]
 fn hello_in_one_byte_records_is_parsed() {
-    let whole = client("one-byte.test", &[b"h2".to_vec()], true);
-    let hello = read(&in_records(&whole, &[1])).unwrap().unwrap();
+    let whole = rustls_hello("one-byte.test", &[b"h2".to_vec()], true);
+    let hello = read(&split_into_records(&whole, &[1])).unwrap().unwrap();
     assert_eq!(hello.server_name.as_deref(), Some("one-byte.test"));
     assert!(hello.has_ech);
 }
 
 #[test]
 fn hello_without_server_name_has_none() {
-    let hello = read(&client("192.0.2.1", &[], false)).unwrap().unwrap();
+    let hello = read(&rustls_hello("192.0.2.1", &[], false))
+        .unwrap()
+        .unwrap();
     assert_eq!(hello, Hello::default());
     // The same for a hello without extensions.
     let mut body = vec![3, 1];
     body.extend([7; 32]);
     body.extend([0, 0, 2, 0x13, 1, 1, 0]);
-    assert_eq!(read(&framed(&body)), Ok(Some(Hello::default())));
+    assert_eq!(
+        read(&in_handshake_records(&body)),
+        Ok(Some(Hello::default()))
+    );
 }
 
 #[test]
@@ -238,7 +243,7 @@ fn malformed_hello_is_refused() {
     assert_rejected(&with(1, 2), BadHello::Record);
     assert_rejected(&[0x16, 3, 1, 0, 0, 0x16, 3, 1], BadHello::Record);
     assert_rejected(&[0x16, 3, 1, 0x40, 1], BadHello::Record);
-    let mut second = in_records(&hello, &[10]);
+    let mut second = split_into_records(&hello, &[10]);
     second[15] = 0x17;
     assert_rejected(&second, BadHello::Record);
     assert_rejected(&with(5, 2), BadHello::NotHello);
@@ -267,7 +272,7 @@ fn too_long_hello_is_refused() {
     assert_rejected(&announced, BadHello::TooLong);
     // A short hello whose record headers make it too long.
     assert_rejected(
-        &in_records(&hello_with(&[(21, &padding[..20_000])]), &[1]),
+        &split_into_records(&hello_with(&[(21, &padding[..20_000])]), &[1]),
         BadHello::TooLong,
     );
 }
@@ -318,7 +323,7 @@ fn ambiguous_extensions_are_refused() {
 
 #[tokio::test]
 async fn slow_hello_is_awaited_and_connection_stays_writable() {
-    let whole = client("slow.test", &[], false);
+    let whole = rustls_hello("slow.test", &[], false);
     let (mut far, near) = duplex(1);
     let (already, rest) = whole.split_at(3);
     let start = tokio::spawn(read_start(near, Bytes::copy_from_slice(already)));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// Number of shards; more threads share them.
+/// Number of shards. With more threads, several threads share a shard.
 const SHARDS: usize = 16;
 
 /// Maximum number of buckets, besides the one for longer durations.

@@ -158,7 +158,7 @@ mod tests {
         directories.prune(|_| false);
         assert!(
             Arc::ptr_eq(&directory, &directories.find("a")),
-            "it has another owner"
+            "the entry has another owner"
         );
         drop(usage);
         assert!(directory.try_lock().is_some());

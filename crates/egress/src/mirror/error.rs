@@ -10,7 +10,7 @@ use crate::dialer::DialError;
 use crate::refusal::RequestRefusal;
 use crate::stage::Stage;
 
-/// Rule of these refusals.
+/// Rule name in the denials of mirrors.
 const RULE: &str = "git.mirrors";
 
 /// Texts in error messages of git and ssh, with their reason and the agent's message.
@@ -72,9 +72,9 @@ const KNOWN_ERRORS: [(&str, Reason, &str); 10] = [
 #[error("{message}")]
 pub struct MirrorError {
     reason: Reason,
-    /// For the agent.
+    /// The message for the agent.
     message: String,
-    /// For the operator.
+    /// The details for the operator.
     evidence: String,
 }
 
@@ -93,7 +93,7 @@ impl MirrorError {
     }
 
     /// The key cannot be read.
-    pub fn key(evidence: &str) -> Self {
+    pub fn unreadable_key(evidence: &str) -> Self {
         Self::new(
             Reason::CredentialMissing,
             "its key cannot be read",
@@ -102,19 +102,19 @@ impl MirrorError {
     }
 
     /// Upstream's list of refs cannot be parsed.
-    pub fn refs() -> Self {
+    pub fn unreadable_refs() -> Self {
         let message = "its list of refs cannot be read";
         Self::new(Reason::ConnectFailed, message, message)
     }
 
     /// A program is not installed.
-    pub fn missing(program: &str) -> Self {
+    pub fn missing_program(program: &str) -> Self {
         let message = format!("{program} is not installed where the gate runs");
         Self::new(Reason::Internal, &message, &message)
     }
 
     /// Pushing over the upstream's transport is not supported.
-    pub fn unpushable() -> Self {
+    pub fn push_unsupported() -> Self {
         let message = "pushing over git:// is not supported";
         Self::new(Reason::MethodDenied, message, message)
     }
@@ -148,7 +148,7 @@ impl From<GitCommandError> for MirrorError {
             GitCommandError::NotStarted { program, .. } => {
                 return Self {
                     evidence,
-                    ..Self::missing(program)
+                    ..Self::missing_program(program)
                 };
             }
             GitCommandError::TimedOut { .. } => {

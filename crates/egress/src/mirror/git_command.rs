@@ -66,7 +66,7 @@ pub enum GitCommandError {
     /// The command exited with an error.
     #[error("{action} failed: {message}")]
     Failed {
-        /// What the command was run for.
+        /// The purpose of the command.
         action: &'static str,
         /// Last line of standard error that names a cause.
         message: String,
@@ -74,7 +74,7 @@ pub enum GitCommandError {
     /// The command did not end in time.
     #[error("{action} took longer than {} s", after.as_secs())]
     TimedOut {
-        /// What the command was run for.
+        /// The purpose of the command.
         action: &'static str,
         /// The timeout.
         after: Duration,
@@ -339,14 +339,14 @@ async fn read_up_to(pipe: Option<impl AsyncRead + Unpin>, limit: u64) -> Vec<u8>
 
 /// Reads a pipe to its end, so that the program is not blocked, and returns the last bytes.
 pub async fn read_tail(pipe: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let Some(mut pipe) = pipe else { return kept };
+    let mut tail = Vec::new();
+    let Some(mut pipe) = pipe else { return tail };
     let limit = usize::try_from(MAX_STDERR_BYTES).unwrap_or(usize::MAX);
-    while matches!(pipe.read_buf(&mut kept).await, Ok(read) if read > 0) {
-        let excess = kept.len().saturating_sub(limit);
-        kept.drain(..excess);
+    while matches!(pipe.read_buf(&mut tail).await, Ok(read) if read > 0) {
+        let excess = tail.len().saturating_sub(limit);
+        tail.drain(..excess);
     }
-    kept
+    tail
 }
 
 /// The last line of `text` that names a cause, without control characters.

@@ -41,14 +41,14 @@ impl ChildOutput {
 
     /// Keeps the mirror's directory in use until the output ends.
     #[must_use]
-    pub fn using(mut self, usage: UsageGuard) -> Self {
+    pub fn with_usage_guard(mut self, usage: UsageGuard) -> Self {
         self.usage = Some(usage);
         self
     }
 
     /// Holds a semaphore permit until the output ends.
     #[must_use]
-    pub fn holding(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
+    pub fn with_permit(mut self, permit: Option<OwnedSemaphorePermit>) -> Self {
         self.permit = permit;
         self
     }

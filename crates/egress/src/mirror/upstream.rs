@@ -29,7 +29,7 @@ const MAX_KEY_BYTES: usize = 64 * 1024;
 /// Prefix of temporary files with a key, a host key or roots.
 pub const TEMP_FILE_PREFIX: &str = ".kept-";
 
-/// What a request needs to reach a mirror's upstream.
+/// Dialer, settings and sandbox of a request to a mirror's upstream.
 #[derive(Clone, Copy)]
 pub struct UpstreamAccess<'a> {
     /// The dialer that checks the address.
@@ -97,7 +97,7 @@ impl MirrorUpstream {
                 .await
                 .is_ok_and(|installed| installed)
         {
-            return Err(MirrorError::missing("ssh"));
+            return Err(MirrorError::missing_program("ssh"));
         }
         let addresses = dialer
             .resolve(sandbox, &upstream_address.host, upstream_address.port)
@@ -274,12 +274,14 @@ async fn load_key(source: &SecretSource, directory: &Path) -> Result<Key, Mirror
     let text = match source {
         SecretSource::File(path) => return Ok(Key::File(path.clone())),
         SecretSource::Env(name) => std::env::var(name)
-            .map_err(|_| MirrorError::key(&format!("the environment variable {name} is not set")))?
+            .map_err(|_| {
+                MirrorError::unreadable_key(&format!("the environment variable {name} is not set"))
+            })?
             .into_bytes(),
         SecretSource::Command(line) => key_command_output(line).await?,
     };
     if text.len() > MAX_KEY_BYTES || text.is_empty() {
-        return Err(MirrorError::key("the key is empty or too long"));
+        return Err(MirrorError::unreadable_key("the key is empty or too long"));
     }
     // ssh requires a newline at the end of the key.
     let text = [text.trim_ascii_end(), b"\n"].concat();
@@ -296,10 +298,10 @@ async fn key_command_output(line: &str) -> Result<Vec<u8>, MirrorError> {
         .kill_on_drop(true);
     let limit = std::time::Duration::from_secs(KEY_COMMAND_TIMEOUT_SECS);
     let ran = timeout(limit, command.output()).await;
-    let ran = ran.map_err(|_| MirrorError::key("the key command timed out"))?;
-    let ran = ran.map_err(|error| MirrorError::key(&error.to_string()))?;
+    let ran = ran.map_err(|_| MirrorError::unreadable_key("the key command timed out"))?;
+    let ran = ran.map_err(|error| MirrorError::unreadable_key(&error.to_string()))?;
     if !ran.status.success() {
-        return Err(MirrorError::key("the key command failed"));
+        return Err(MirrorError::unreadable_key("the key command failed"));
     }
     Ok(ran.stdout)
 }
@@ -317,7 +319,7 @@ async fn write_temporary(content: Vec<u8>, directory: &Path) -> Result<NamedTemp
         .await
         .map_err(std::io::Error::other)
         .flatten()
-        .map_err(|error| MirrorError::key(&error.to_string()))
+        .map_err(|error| MirrorError::unreadable_key(&error.to_string()))
 }
 
 /// Writes the system's and the operator's root certificates to one file.

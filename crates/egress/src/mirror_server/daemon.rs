@@ -82,13 +82,13 @@ pub async fn serve(
 ) {
     let slot = reserve_record(Some(sandbox)).await;
     let mut log = RequestLog::begin(services, Some(sandbox), Kind::Git, slot);
-    connection_info.note(&mut log);
+    connection_info.write_destination(&mut log);
     let cx = RequestCx::new(services, sandbox);
     let timeouts = &cx.snapshot.settings.egress.timeouts;
     let (mut from, to) = stream.into_split();
     let (sender, receiver) = mpsc::channel(1);
     let reading = timeout(timeouts.header, read_request_line(&mut from)).await;
-    let (line, rest) = match reading.unwrap_or_else(|_| Err(request_line_timed_out())) {
+    let (line, rest) = match reading.unwrap_or_else(|_| Err(request_line_timeout_denial())) {
         Ok(read) => read,
         Err(denial) => {
             drop(receiver);
@@ -200,7 +200,7 @@ async fn handle(
     };
     let _pass = take_token(cx, &host, log)?;
     let Some(name) = &line.name else {
-        return Err(RequestRefusal::new(Stage::Git, not_a_mirror()));
+        return Err(RequestRefusal::new(Stage::Git, not_a_mirror_denial()));
     };
     log.event.repo = Some(name.clone());
     let mirror = request.find(name, log)?;
@@ -210,7 +210,9 @@ async fn handle(
         RepositoryOperation::AdvertiseFetch
         | RepositoryOperation::AdvertisePush
         | RepositoryOperation::Lfs
-        | RepositoryOperation::Download => Err(RequestRefusal::new(Stage::Git, not_a_mirror())),
+        | RepositoryOperation::Download => {
+            Err(RequestRefusal::new(Stage::Git, not_a_mirror_denial()))
+        }
     }
 }
 
@@ -233,8 +235,8 @@ async fn fetch(
     let in_flight = request.enter(mirror).await?;
     Ok(Outcome::Fetch(Box::new(Fetch {
         output: ChildOutput::new(child, b"")
-            .holding(permit.ok())
-            .using(usage),
+            .with_permit(permit.ok())
+            .with_usage_guard(usage),
         stdin,
         input,
         in_flight,
@@ -381,14 +383,16 @@ async fn read_request_line(from: &mut OwnedReadHalf) -> Result<(RequestLine, Byt
     loop {
         match pkt_line::first(&received) {
             Ok(Some((PktLine::Data(data), length))) => {
-                let line = parse_request_line(data).ok_or_else(malformed_request)?;
+                let line = parse_request_line(data).ok_or_else(malformed_request_denial)?;
                 let rest = received.split_off(length).freeze();
                 return Ok((line, rest));
             }
             Ok(Some((PktLine::Flush | PktLine::Other, _))) | Err(_) => {
-                return Err(malformed_request());
+                return Err(malformed_request_denial());
             }
-            Ok(None) if received.len() >= MAX_REQUEST_LINE_BYTES => return Err(malformed_request()),
+            Ok(None) if received.len() >= MAX_REQUEST_LINE_BYTES => {
+                return Err(malformed_request_denial());
+            }
             Ok(None) => {}
         }
         match from.read_buf(&mut received).await {
@@ -431,17 +435,17 @@ fn mirror_name(path: &str) -> Option<&str> {
     (!name.is_empty() && !name.contains('/')).then_some(name)
 }
 
-fn request_line_timed_out() -> Denial {
+fn request_line_timeout_denial() -> Denial {
     Denial::new(Reason::ClientTimeout, "timeouts.header")
         .with_evidence("the request line did not arrive in time")
 }
 
-fn malformed_request() -> Denial {
+fn malformed_request_denial() -> Denial {
     Denial::new(Reason::GitMalformed, "git:form")
         .with_message("The git request could not be parsed. Mirrors support fetch and push.")
 }
 
-fn not_a_mirror() -> Denial {
+fn not_a_mirror_denial() -> Denial {
     Denial::new(Reason::GitRepo, "git.mirrors").with_message(
         "This path is not a mirror: clone, fetch from and push to git://palisade.internal/<name>.",
     )

@@ -111,15 +111,15 @@ pub async fn answer(
     log.event.kind = Kind::Git;
     let Some(address) = recognise(target) else {
         let _pass = take_token(request.cx, request.host, log)?;
-        return Err(RequestRefusal::new(Stage::Git, unsupported_path()));
+        return Err(RequestRefusal::new(Stage::Git, unsupported_path_denial()));
     };
     log.event.operation = Some(address.operation.as_str().to_owned());
-    let shown = address
+    let name = address
         .display_name
         .strip_prefix(PATH_PREFIX)
         .unwrap_or_default();
-    log.event.repo = Some(shown.to_owned());
-    let answered = answer_operation(request, address.operation, shown, headers, body, log);
+    log.event.repo = Some(name.to_owned());
+    let answered = answer_operation(request, address.operation, name, headers, body, log);
     let reply = answered.await.map_err(|refusal| match address.operation {
         // Git shows the user only text bodies of these requests.
         RepositoryOperation::AdvertiseFetch | RepositoryOperation::AdvertisePush => {
@@ -163,7 +163,7 @@ async fn answer_operation(
             Ok(ClientResponse::Changed(response, in_flight))
         }
         RepositoryOperation::Lfs | RepositoryOperation::Download => {
-            Err(RequestRefusal::new(Stage::Git, unsupported_path()))
+            Err(RequestRefusal::new(Stage::Git, unsupported_path_denial()))
         }
     }
 }
@@ -182,7 +182,7 @@ async fn fetch(
         .acquire_owned()
         .await;
     let access = request.upstream_access();
-    let protocol = protocol(headers);
+    let protocol = requested_protocol(headers);
     let (kind, output) = if operation == RepositoryOperation::AdvertiseFetch {
         mirror.refresh(&access).await.map_err(refusal)?;
         let arguments = ["--stateless-rpc", "--http-backend-info-refs"];
@@ -194,7 +194,10 @@ async fn fetch(
             _ => b"001e# service=git-upload-pack\n0000",
         };
         let kind = "application/x-git-upload-pack-advertisement";
-        (kind, ChildOutput::new(child, banner).using(usage))
+        (
+            kind,
+            ChildOutput::new(child, banner).with_usage_guard(usage),
+        )
     } else {
         let rpc_request = read_request(headers, body).await?;
         mirror.refresh_if_old(&access).await.map_err(refusal)?;
@@ -205,18 +208,18 @@ async fn fetch(
         (protocol_v2::RESULT_TYPE, output)
     };
     let in_flight = request.enter(mirror).await?;
-    let body = output.holding(permit.ok()).boxed_unsync();
+    let body = output.with_permit(permit.ok()).boxed_unsync();
     Ok(ClientResponse::Changed(respond(kind, body), in_flight))
 }
 
-fn unsupported_path() -> Denial {
+fn unsupported_path_denial() -> Denial {
     Denial::new(Reason::PathDenied, "git.mirrors").with_message(
         "Mirrors are for git: clone, fetch from and push to http://palisade.internal/git/<name>.",
     )
 }
 
 /// The protocol version that a client requests, if it is a known one.
-fn protocol(headers: &HeaderMap) -> Option<&'static str> {
+fn requested_protocol(headers: &HeaderMap) -> Option<&'static str> {
     let requested = headers.get(GIT_PROTOCOL)?.to_str().ok()?;
     requested.split(':').find_map(version)
 }
@@ -236,7 +239,7 @@ async fn read_request(headers: &HeaderMap, body: MessageBody) -> Result<Bytes, R
         let denial = Denial::new(Reason::GitMalformed, "git:form").with_message(message);
         RequestRefusal::new(Stage::Git, denial)
     };
-    let sent = body::whole(body, MAX_REQUEST_BYTES).await;
+    let sent = body::read_whole(body, MAX_REQUEST_BYTES).await;
     let sent =
         sent.map_err(|_| malformed("The request is too large. Fetch fewer refs at once."))?;
     match headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {

@@ -35,7 +35,7 @@ const MAX_ADVERTISEMENT_BYTES: usize = 16 * 1024 * 1024;
 /// Size of the read buffer.
 const READ_BYTES: usize = 16 * 1024;
 
-/// What the ssh command is run for.
+/// The purpose of the ssh command, in its errors.
 const ACTION: &str = "starting a push to the upstream";
 
 /// The lines before a receive-pack advertisement over HTTP.
@@ -73,15 +73,19 @@ async fn fetch_advertisement(
         }
         MirrorTransport::Https | MirrorTransport::Http => {
             let path = format!("{}/info/refs?service=git-receive-pack", upstream.path());
-            let request = request(Method::GET, &path, body::empty())?;
+            let request = build_request(Method::GET, &path, body::empty())?;
             let response = send(mirror, access, request, advertisement::CONTENT_TYPE).await?;
             let body = response.into_body().map_err(Into::into).boxed_unsync();
-            let read = timeout(LIST_TIMEOUT, body::whole(body, MAX_ADVERTISEMENT_BYTES)).await;
-            let read = read.map_err(|_| list_timed_out())?;
+            let read = timeout(
+                LIST_TIMEOUT,
+                body::read_whole(body, MAX_ADVERTISEMENT_BYTES),
+            )
+            .await;
+            let read = read.map_err(|_| list_timeout_error())?;
             let read = read.map_err(|error| MirrorError::unreachable(&error.to_string()))?;
             Ok(read.to_vec())
         }
-        MirrorTransport::Git => Err(MirrorError::unpushable()),
+        MirrorTransport::Git => Err(MirrorError::push_unsupported()),
     }
 }
 
@@ -100,25 +104,25 @@ pub(super) async fn send_push(
         }
         MirrorTransport::Https | MirrorTransport::Http => {
             let path = format!("{}/git-receive-pack", upstream.path());
-            let mut request = request(Method::POST, &path, push)?;
+            let mut request = build_request(Method::POST, &path, push)?;
             let kind = HeaderValue::from_static("application/x-git-receive-pack-request");
             request.headers_mut().insert(CONTENT_TYPE, kind);
             let response = send(mirror, access, request, report::CONTENT_TYPE).await?;
             let body = response.into_body();
             Ok(body.map_err(Into::into).boxed_unsync())
         }
-        MirrorTransport::Git => Err(MirrorError::unpushable()),
+        MirrorTransport::Git => Err(MirrorError::push_unsupported()),
     }
 }
 
-fn list_timed_out() -> MirrorError {
+fn list_timeout_error() -> MirrorError {
     MirrorError::from(GitCommandError::TimedOut {
         action: ACTION,
         after: LIST_TIMEOUT,
     })
 }
 
-fn request(
+fn build_request(
     method: Method,
     path: &str,
     body: MessageBody,
@@ -186,9 +190,9 @@ impl ReceivePackSession {
         let mut advertised = Vec::new();
         let reading = read_advertisement(&mut stdout, &mut advertised);
         let outcome = timeout(LIST_TIMEOUT, reading).await;
-        match outcome.map_err(|_| list_timed_out())? {
+        match outcome.map_err(|_| list_timeout_error())? {
             ReadOutcome::Complete => {}
-            ReadOutcome::Malformed => return Err(MirrorError::refs()),
+            ReadOutcome::Malformed => return Err(MirrorError::unreadable_refs()),
             ReadOutcome::Closed => {
                 let text = timeout(STDERR_TIMEOUT, stderr).await;
                 let text = text.ok().and_then(Result::ok).unwrap_or_default();
@@ -231,8 +235,8 @@ impl ReceivePackSession {
             if let Ok(text) = stderr.await
                 && !text.is_empty()
             {
-                let said = last_line(&text);
-                tracing::debug!(said, "ssh reported an error during a push to a git mirror");
+                let error = last_line(&text);
+                tracing::debug!(error, "ssh reported an error during a push to a git mirror");
             }
         });
         ChildOutput::new(child, b"").boxed_unsync()

@@ -38,26 +38,27 @@ pub struct ForwardedPush {
 struct PushReportBody {
     inner: MessageBody,
     sent: ForwardedPush,
-    noted: usize,
+    /// Number of accepted refs that were already processed.
+    tracked: usize,
 }
 
 impl PushReportBody {
     /// Tracks newly accepted branches before the client receives the report: its next push may
     /// follow at once.
-    fn note(&mut self, data: &[u8]) {
+    fn track_accepted(&mut self, data: &[u8]) {
         self.sent.reader.feed(data);
         if self.sent.reader.is_rejected() {
             self.sent.tally.refs_rejected.store(true, Ordering::Relaxed);
         }
-        let known = self.sent.reader.accepted().len();
-        if known > self.noted {
-            self.noted = known;
-            for deed in [BranchChange::Created, BranchChange::Deleted] {
-                for name in self.sent.done(deed) {
+        let accepted = self.sent.reader.accepted().len();
+        if accepted > self.tracked {
+            self.tracked = accepted;
+            for change in [BranchChange::Created, BranchChange::Deleted] {
+                for name in self.sent.accepted_branches(change) {
                     self.sent
                         .sandbox
                         .branches
-                        .apply_change(&self.sent.repository, &name, deed);
+                        .apply_change(&self.sent.repository, &name, change);
                 }
             }
         }
@@ -70,30 +71,30 @@ impl ForwardedPush {
         PushReportBody {
             inner,
             sent: self,
-            noted: 0,
+            tracked: 0,
         }
         .boxed_unsync()
     }
 
-    /// The branches to which upstream did that.
-    fn done(&self, deed: BranchChange) -> Vec<String> {
+    /// The branches that the push created or deleted and whose change the upstream has accepted.
+    fn accepted_branches(&self, change: BranchChange) -> Vec<String> {
         let accepted = self.reader.accepted();
         let matches = |update: &&RefUpdate| {
             let name = update.name.as_bytes();
-            let did = match deed {
+            let is_change = match change {
                 BranchChange::Created => update.old.is_zero() && !update.is_deletion(),
                 BranchChange::Deleted => update.is_deletion(),
             };
-            did && name.starts_with(b"refs/heads/") && accepted.contains(name)
+            is_change && name.starts_with(b"refs/heads/") && accepted.contains(name)
         };
         let done = self.updates.iter().filter(matches);
         done.map(|update| update.name.to_string()).collect()
     }
 
     fn records(&self) -> Vec<AuditEvent> {
-        let of = |deed| {
-            let names = self.done(deed);
-            branches::audit_records(self.sandbox.id(), &self.repository, &names, deed)
+        let of = |change| {
+            let names = self.accepted_branches(change);
+            branches::audit_records(self.sandbox.id(), &self.repository, &names, change)
         };
         [of(BranchChange::Created), of(BranchChange::Deleted)].concat()
     }
@@ -123,14 +124,14 @@ impl Body for PushReportBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if !self.sent.gate_messages.is_empty() {
-            let talk = std::mem::take(&mut self.sent.gate_messages);
-            return Poll::Ready(Some(Ok(Frame::data(talk.into()))));
+            let messages = std::mem::take(&mut self.sent.gate_messages);
+            return Poll::Ready(Some(Ok(Frame::data(messages.into()))));
         }
         let frame = ready!(Pin::new(&mut self.inner).poll_frame(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
-            self.note(data);
+            self.track_accepted(data);
         }
         Poll::Ready(frame)
     }

@@ -1,4 +1,4 @@
-//! The git protocol with hand-written clients that are slow, silent or leave early.
+//! The git protocol (`git://`) with test clients that are slow, silent or disconnect early.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use crate::push::{FEATURE, PushFixture};
 /// Timeout of a test's reads.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Settings of a mirror of the forge's repository.
 const MIRROR: &str = "  mirrors: [{name: app, upstream: 'http://forge.example/acme/app.git'}]\n";
 
 /// A gate with a mirror of the forge and these timeouts.
@@ -28,6 +29,7 @@ async fn mirror_fixture(timeouts: &str) -> PushFixture {
     fixture
 }
 
+/// Applies settings with these timeouts and these lines about mirrors.
 async fn reload(fixture: &PushFixture, timeouts: &str, mirrors: &str) {
     let path = fixture.path("palisade.yaml");
     let text = format!(
@@ -71,11 +73,14 @@ async fn read_response(client: &mut TcpStream) -> String {
     String::from_utf8_lossy(&response).into_owned()
 }
 
+/// The newest audit record.
 fn last_record(fixture: &PushFixture) -> AuditEvent {
     fixture.records.0.lock().unwrap().last().unwrap().clone()
 }
 
+/// The request line of a push.
 const PUSH: &[u8] = b"0022git-receive-pack /app\0host=x\0\0";
+/// The request line of a fetch.
 const FETCH: &[u8] = b"0019git-upload-pack /app\0";
 
 /// Reads the ref advertisement.
@@ -180,9 +185,9 @@ async fn fetch_ends_when_its_mirror_is_removed_or_idle() {
     let (mut client, serving) = connect(&fixture).await;
     client.write_all(FETCH).await.unwrap();
     read_refs(&mut client).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     read_response(&mut client).await;
-    assert!(begun.elapsed() >= Duration::from_millis(900));
+    assert!(started.elapsed() >= Duration::from_millis(900));
     drop(client);
     serving.await.unwrap();
 }

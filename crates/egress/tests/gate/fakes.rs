@@ -34,6 +34,7 @@ use tokio_util::task::TaskTracker;
 pub(crate) struct FakeRegistry;
 
 impl FakeRegistry {
+    /// The registration that the registry returns for `id`.
     pub(crate) fn registration(id: &SandboxId) -> Registration {
         Registration {
             id: id.clone(),
@@ -104,13 +105,13 @@ impl SocketOwner for NoSocketOwner {
 }
 
 /// Id of the sandbox whose traffic is tested.
-pub(crate) fn sandbox() -> SandboxId {
+pub(crate) fn sandbox_id() -> SandboxId {
     SandboxId::parse("fix-1").unwrap()
 }
 
 /// Dependencies of a gate that stores its files in `directory`, has every sandbox registered and
 /// no operator.
-pub(crate) fn parts(
+pub(crate) fn fake_dependencies(
     directory: &Path,
     settings: Settings,
     records: &Arc<MemoryAuditLog>,
@@ -123,7 +124,7 @@ pub(crate) fn parts(
         socket_owners: Arc::new(NoSocketOwner),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer: Dialer::new(&settings).unwrap(),
-        policy: policy(settings),
+        policy: load_policy(settings),
         questions: Questions::default(),
         pack_reader: None,
         spool: directory.join("spool"),
@@ -136,7 +137,7 @@ pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> 
     let (client, server) = duplex(64 * 1024);
     let connection = ClientConnection {
         services: Arc::clone(services),
-        source: ConnectionSource::Listener(services.sandbox(&sandbox()).unwrap()),
+        source: ConnectionSource::Listener(services.sandbox(&sandbox_id()).unwrap()),
         connection_info: ConnectionInfo {
             peer: None,
             original_destination: None,
@@ -152,8 +153,8 @@ pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> 
     client
 }
 
-/// The policy of `settings`.
-pub(crate) fn policy(settings: Settings) -> Arc<CurrentPolicy> {
+/// Compiles the policy of `settings`.
+pub(crate) fn load_policy(settings: Settings) -> Arc<CurrentPolicy> {
     let snapshot = PolicySnapshot::load(Arc::new(settings)).unwrap();
     Arc::new(CurrentPolicy::new(snapshot))
 }

@@ -1,4 +1,5 @@
-//! Requests that wait for an operator's answer, between a client and a real origin.
+//! Held requests: the gate asks the operator for approval (a question) and holds the request
+//! until the answer. Clients and origins are on loopback.
 
 mod answers;
 mod breakers;

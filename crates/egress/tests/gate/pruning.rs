@@ -13,7 +13,7 @@ use policy::identity::RegistrationLookup;
 use policy::ports::Registry;
 use policy::registration::Registration;
 
-use crate::fakes::{FakeRegistry, MemoryAuditLog, parts};
+use crate::fakes::{FakeRegistry, MemoryAuditLog, fake_dependencies};
 
 /// A registry with the sandbox `live` and the expired sandbox `expired`.
 struct ExpiringRegistry;
@@ -38,10 +38,11 @@ impl Registry for ExpiringRegistry {
     fn expired(&self, _: &SandboxId) {}
 }
 
-fn services(directory: &std::path::Path) -> Arc<Services> {
+/// The services of a gate with that registry.
+fn create_services(directory: &std::path::Path) -> Arc<Services> {
     Services::new(ServiceDependencies {
         registry: Arc::new(ExpiringRegistry),
-        ..parts(
+        ..fake_dependencies(
             directory,
             Settings::default(),
             &Arc::<MemoryAuditLog>::default(),
@@ -49,11 +50,11 @@ fn services(directory: &std::path::Path) -> Arc<Services> {
     })
 }
 
-// Issue 15, number 16. The clock is paused.
+// Issue 15, number 16. The tokio clock is paused.
 #[tokio::test(start_paused = true)]
 async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minutes() {
     let directory = tempfile::tempdir().unwrap();
-    let services = services(directory.path());
+    let services = create_services(directory.path());
     let snapshot = services.policy().load();
     let host = Host::parse("api.example").unwrap();
     for name in ["live", "expired", "gone"] {
@@ -65,9 +66,9 @@ async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minut
             .take(&snapshot.settings, &host, now)
             .unwrap();
     }
-    let known = || {
-        let known = services.sandboxes_with_state();
-        let mut names: Vec<String> = known.iter().map(|one| one.id().to_string()).collect();
+    let names_with_state = || {
+        let states = services.sandboxes_with_state();
+        let mut names: Vec<String> = states.iter().map(|state| state.id().to_string()).collect();
         names.sort();
         names
     };
@@ -76,8 +77,8 @@ async fn seed_003_buckets_of_unregistered_containers_are_pruned_every_five_minut
         tokio::spawn(async move { services.prune_regularly().await })
     };
     tokio::time::sleep(Duration::from_secs(299)).await;
-    assert_eq!(known(), ["expired", "gone", "live"]);
+    assert_eq!(names_with_state(), ["expired", "gone", "live"]);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(known(), ["live"]);
+    assert_eq!(names_with_state(), ["live"]);
     pruning.abort();
 }

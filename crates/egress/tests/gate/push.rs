@@ -20,7 +20,7 @@ use policy::verdict::Denial;
 use testkit::forge::Forge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::fakes::{MemoryAuditLog, connect, parts};
+use crate::fakes::{MemoryAuditLog, connect, fake_dependencies};
 
 /// Input of the pack reader.
 pub(crate) struct ReaderInput {
@@ -79,8 +79,8 @@ impl PushFixture {
         Self::with_operator(Questions::default(), git, |_| {}, find)
     }
 
-    /// A fixture with an operator who answers `questions`. `change` edits the settings beyond what an
-    /// operator can write.
+    /// A fixture with an operator who answers `questions`. `change` makes settings that cannot be
+    /// written in a configuration file.
     pub(crate) fn with_operator(
         questions: Questions,
         git: &str,
@@ -90,7 +90,7 @@ impl PushFixture {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("forge");
         let forge = Forge::start(None, &root, "git");
-        let mut settings = settings(directory.path(), &forge, git);
+        let mut settings = load_settings(directory.path(), &forge, git);
         change(&mut settings);
         let records = Arc::<MemoryAuditLog>::default();
         let reader = Arc::new(FakePackReader {
@@ -100,7 +100,7 @@ impl PushFixture {
         let services = Services::new(ServiceDependencies {
             questions,
             pack_reader: Some(Arc::clone(&reader) as _),
-            ..parts(directory.path(), settings, &records)
+            ..fake_dependencies(directory.path(), settings, &records)
         });
         let fixture = Self {
             directory,
@@ -115,7 +115,7 @@ impl PushFixture {
 
     /// Settings with `git` as lines of the section `git`.
     pub(crate) fn settings(&self, git: &str) -> Settings {
-        settings(self.directory.path(), &self.forge, git)
+        load_settings(self.directory.path(), &self.forge, git)
     }
 
     /// Applies other settings.
@@ -162,8 +162,9 @@ impl PushFixture {
         body
     }
 
+    /// A pack with the objects of the second commit.
     pub(crate) fn pack(&self) -> Vec<u8> {
-        let mut child = command(
+        let mut child = git_command(
             &self.path("work"),
             &["pack-objects", "-q", "--revs", "--stdout"],
         )
@@ -192,6 +193,7 @@ impl PushFixture {
         String::from_utf8_lossy(&response).into_owned()
     }
 
+    /// The refs of the upstream repository.
     pub(crate) fn refs(&self) -> String {
         git(&self.path("forge/acme/app.git"), &["for-each-ref"])
     }
@@ -209,7 +211,8 @@ pub(crate) fn head(address: &str, body: &[u8]) -> Vec<u8> {
     .into_bytes()
 }
 
-fn settings(directory: &Path, forge: &Forge, git: &str) -> Settings {
+/// Loads settings with `git` as lines of the section `git`.
+fn load_settings(directory: &Path, forge: &Forge, git: &str) -> Settings {
     let path = directory.join("palisade.yaml");
     let text = format!(
         "version: \"1.0\"\negress:\n  domains: [{{host: forge.example, ports: [80]}}]\n  \
@@ -220,7 +223,8 @@ fn settings(directory: &Path, forge: &Forge, git: &str) -> Settings {
     config::load(Some(&path), &|_| None).unwrap_or_else(|bad| panic!("{bad:?}"))
 }
 
-fn command(dir: &Path, args: &[&str]) -> Command {
+/// The command `git` with `args`, run in `dir`.
+fn git_command(dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new("git");
     command
         .env_clear()
@@ -233,8 +237,9 @@ fn command(dir: &Path, args: &[&str]) -> Command {
     command
 }
 
+/// Runs git in `dir` and returns its output.
 pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
-    let output = command(dir, args).output().unwrap();
+    let output = git_command(dir, args).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "git {args:?}: {stderr}");
     String::from_utf8(output.stdout)
@@ -243,8 +248,11 @@ pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
         .to_owned()
 }
 
-/// Findings that cannot compare restricted paths without upstream's trees.
-pub(crate) fn unknown_without_bases(input: &ReaderInput) -> Result<Findings, Denial> {
+/// Findings that are unknown for restricted paths unless the reader has trees of upstream to
+/// compare with.
+pub(crate) fn findings_unknown_without_upstream_trees(
+    input: &ReaderInput,
+) -> Result<Findings, Denial> {
     Ok(Findings {
         restricted: if input.bases.is_empty() {
             RestrictedPathChange::Unknown
@@ -255,6 +263,7 @@ pub(crate) fn unknown_without_bases(input: &ReaderInput) -> Result<Findings, Den
     })
 }
 
+/// A branch that is not protected.
 pub(crate) const FEATURE: &str = "refs/heads/feature";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -267,12 +276,12 @@ async fn push_without_findings_reaches_upstream_unchanged() {
     assert_eq!(inputs.len(), 1);
     assert_eq!(inputs[0].pack.as_deref(), Some(&fixture.pack()[..]));
     assert!(inputs[0].case.scan && inputs[0].bases.is_empty());
-    assert_eq!(fixture.forge.requests().len(), 1, "no trees were needed");
+    assert_eq!(fixture.forge.requests().len(), 1, "no trees were fetched");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
-    let fixture = PushFixture::new("", unknown_without_bases);
+    let fixture = PushFixture::new("", findings_unknown_without_upstream_trees);
     let response = fixture.push(&fixture.body(FEATURE)).await;
     assert!(response.contains("ok refs/heads/feature"), "{response}");
     let mut inputs = std::mem::take(&mut *fixture.reader.inputs.lock().unwrap());
@@ -289,7 +298,7 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
     git(&scratch, &["init", "-q", "--bare"]);
     let mut base = second.bases.into_iter().next().unwrap();
     base.seek(SeekFrom::Start(0)).unwrap();
-    let status = command(&scratch, &["index-pack", "--stdin"])
+    let status = git_command(&scratch, &["index-pack", "--stdin"])
         .stdin(base)
         .stdout(Stdio::null())
         .status()
@@ -301,8 +310,12 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
         "--batch-check=%(objecttype)",
     ];
     let types = git(&scratch, &args);
-    let of = |kind: &str| types.lines().filter(|line| *line == kind).count();
-    assert_eq!((of("commit"), of("tree"), of("blob")), (1, 3, 0), "{types}");
+    let count = |kind: &str| types.lines().filter(|line| *line == kind).count();
+    assert_eq!(
+        (count("commit"), count("tree"), count("blob")),
+        (1, 3, 0),
+        "{types}"
+    );
     git(&scratch, &["cat-file", "-e", &main]);
 
     // The gate's queries have the client's credentials and are in the audit log.
@@ -314,10 +327,10 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
             .all(|one| one.headers["authorization"] == "Basic stub")
     );
     let records = fixture.records.0.lock().unwrap().clone();
-    let own = records
+    let gate_queries = records
         .iter()
         .filter(|one| one.event.as_deref() == Some("asked_for_push"));
-    assert_eq!(own.count(), 2);
+    assert_eq!(gate_queries.count(), 2);
 
     // A tag may be based on a branch that the sandbox created, so its trees are fetched too.
     let response = fixture.push(&fixture.body("refs/tags/v1")).await;
@@ -327,7 +340,7 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
     base.seek(SeekFrom::Start(0)).unwrap();
     git(&scratch, &["init", "-q", "--bare", "again"]);
     let again = scratch.join("again");
-    let status = command(&again, &["index-pack", "--stdin"])
+    let status = git_command(&again, &["index-pack", "--stdin"])
         .stdin(base)
         .stdout(Stdio::null())
         .status()
@@ -339,7 +352,7 @@ async fn upstream_trees_are_fetched_without_blobs_for_comparison() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restricted_path_without_upstream_trees_is_refused() {
-    let fixture = PushFixture::new("", unknown_without_bases);
+    let fixture = PushFixture::new("", findings_unknown_without_upstream_trees);
     let upstream = fixture.path("forge/acme/app.git");
     git(&upstream, &["config", "uploadpack.allowFilter", "false"]);
     let response = fixture.push(&fixture.body(FEATURE)).await;
@@ -387,7 +400,7 @@ async fn push_with_findings_is_refused() {
         assert!(response.contains(&line), "{reason}: {response}");
         assert!(
             !response.contains("crashed"),
-            "the evidence is for the operator"
+            "the client must not receive the evidence"
         );
         assert!(!fixture.refs().contains(FEATURE));
         assert_eq!(fixture.forge.pushed(), 0);
@@ -408,21 +421,21 @@ async fn refs_are_decided_before_the_pack_is_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn force_push_is_refused_with_deny_force_push() {
-    let forward = |known| {
+    let findings = |is_fast_forward| {
         move |_: &ReaderInput| {
             Ok(Findings {
-                fast_forward: vec![known],
+                fast_forward: vec![is_fast_forward],
                 ..Findings::default()
             })
         }
     };
-    for (known, expected) in [
+    for (is_fast_forward, expected) in [
         (Some(true), "ok refs/heads/feature"),
         (Some(false), "ng refs/heads/feature palisade: git_protected"),
         (None, "ng refs/heads/feature palisade: git_protected"),
     ] {
         let git_section = "  deny_force_push: true\n  pushable: [feature]\n";
-        let fixture = PushFixture::new(git_section, forward(known));
+        let fixture = PushFixture::new(git_section, findings(is_fast_forward));
         let upstream = fixture.path("forge/acme/app.git");
         git(&upstream, &["update-ref", FEATURE, "main"]);
         let old = git(&upstream, &["rev-parse", "main"]);
@@ -430,6 +443,9 @@ async fn force_push_is_refused_with_deny_force_push() {
         // The old object id follows the length of the pkt-line.
         bytes[4..4 + old.len()].copy_from_slice(old.as_bytes());
         let response = fixture.push(&bytes).await;
-        assert!(response.contains(expected), "{known:?}: {response}");
+        assert!(
+            response.contains(expected),
+            "{is_fast_forward:?}: {response}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The operator's own policies between a client and an origin on loopback.
+//! The operator's own Rego policies decide requests of a client to an origin on loopback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use testkit::origin::{Latch, OriginReply, OriginServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use crate::fakes::{FakeRegistry, MemoryAuditLog, connect, parts, reload, sandbox};
+use crate::fakes::{FakeRegistry, MemoryAuditLog, connect, fake_dependencies, reload, sandbox_id};
 
-/// Allows what is below `/ok`, has a rule of its own for `/why`, and says nothing of the rest.
-/// `/slower` is out of time long before it is out of steps.
+/// A policy that allows paths below `/ok`, has a named rule for `/why`, and leaves other paths
+/// undefined. The evaluation of `/slower` reaches its timeout long before its step limit.
 const POLICY: &str = r#"package http.authz
 
 decision := {"allow": true} if startswith(input.path, "/ok")
@@ -55,15 +55,17 @@ decision := {"allow": true} if {
 }
 "#;
 
-struct Place {
+/// A gate with one Rego bundle, and the origin behind the gate.
+struct PolicyFixture {
     directory: tempfile::TempDir,
     origin: OriginServer,
-    traffic: Arc<Services>,
+    services: Arc<Services>,
     records: Arc<MemoryAuditLog>,
 }
 
-impl Place {
-    /// A gate with the policy above; `policies` stands below `policies:` in its settings.
+impl PolicyFixture {
+    /// A gate with the bundle [`POLICY`]; `policies` has the lines below `policies:` in its
+    /// settings. The origin replies with `answer`.
     fn new(policies: &str, answer: impl Fn() -> OriginReply + Send + Sync + 'static) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let origin = OriginServer::http(move |_| answer());
@@ -72,32 +74,32 @@ impl Place {
         let many: Vec<u32> = (0..200).collect();
         let data = json!({ "many": many }).to_string();
         std::fs::write(directory.path().join("mine/data.json"), data).unwrap();
-        let settings = settings(directory.path(), &origin, policies);
+        let settings = load_settings(directory.path(), &origin, policies);
         let records = Arc::<MemoryAuditLog>::default();
-        let traffic = Services::new(parts(directory.path(), settings, &records));
+        let services = Services::new(fake_dependencies(directory.path(), settings, &records));
         Self {
             directory,
             origin,
-            traffic,
+            services,
             records,
         }
     }
 
     fn settings(&self, policies: &str) -> Arc<Settings> {
-        Arc::new(settings(self.directory.path(), &self.origin, policies))
+        Arc::new(load_settings(self.directory.path(), &self.origin, policies))
     }
 
-    /// A connection of the sandbox.
+    /// Opens a connection of the sandbox to the proxy.
     fn connect(&self) -> DuplexStream {
         self.connect_in(None)
     }
 
-    /// The same in a tunnel to a host and port.
+    /// Opens a connection of the sandbox, inside a tunnel to a host and port if one is given.
     fn connect_in(&self, tunnel: Option<(Host, u16)>) -> DuplexStream {
-        connect(&self.traffic, tunnel)
+        connect(&self.services, tunnel)
     }
 
-    /// Asks for a path, and says the status and body of the answer.
+    /// Sends a GET for `path`. Returns the status and body of the response.
     async fn get(&self, path: &str) -> (u16, String) {
         let mut client = self.connect();
         let request = format!(
@@ -111,19 +113,21 @@ impl Place {
         (status, body.to_owned())
     }
 
-    /// Asks, and reads a refusal.
-    async fn refused(&self, path: &str) -> Value {
+    /// Sends a GET that must be refused. Returns the JSON of the refusal.
+    async fn get_refused(&self, path: &str) -> Value {
         let (status, body) = self.get(path).await;
         assert_eq!(status, 403, "{body}");
         serde_json::from_str(&body).unwrap()
     }
 
-    fn records(&self) -> Vec<AuditEvent> {
+    /// Removes and returns the audit records so far.
+    fn take_records(&self) -> Vec<AuditEvent> {
         std::mem::take(&mut *self.records.0.lock().unwrap())
     }
 }
 
-fn settings(directory: &std::path::Path, origin: &OriginServer, policies: &str) -> Settings {
+/// Settings with `policies` as lines of the section `policies`.
+fn load_settings(directory: &std::path::Path, origin: &OriginServer, policies: &str) -> Settings {
     let path = directory.join("palisade.yaml");
     let text = format!(
         "version: \"1.0\"\negress:\n  domains: [{{host: api.example, ports: [80, 443]}}, pinned.example]\n  \
@@ -135,24 +139,24 @@ fn settings(directory: &std::path::Path, origin: &OriginServer, policies: &str) 
     config::load(Some(&path), &|_| None).unwrap_or_else(|bad| panic!("{bad:?}"))
 }
 
-const ENFORCED: &str = "  bundles: [{id: mine, path: mine, entrypoint: http/authz}]\n";
+const ENFORCED_BUNDLE: &str = "  bundles: [{id: mine, path: mine, entrypoint: http/authz}]\n";
 
 #[tokio::test]
 async fn policy_decides_after_the_allowlist_and_is_recorded() {
-    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
-    assert_eq!(place.get("/ok").await, (200, "hello".to_owned()));
-    assert_eq!(place.get("/metadata").await.0, 200);
-    let allowed = place.records();
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, || OriginReply::text("hello"));
+    assert_eq!(fixture.get("/ok").await, (200, "hello".to_owned()));
+    assert_eq!(fixture.get("/metadata").await.0, 200);
+    let allowed = fixture.take_records();
     assert!(allowed.iter().all(|record| {
         record.bundle.as_deref() == Some("mine") && record.verdict == Some(VerdictKind::Allow)
     }));
     assert_eq!(allowed.len(), 2);
 
-    let said = place.refused("/why").await;
-    assert_eq!(said["reason"], "rego_denied");
-    assert_eq!(said["rule"], "rego:mine");
-    assert_eq!(said["error"], "Not by  my policy.");
-    let records = place.records();
+    let refusal = fixture.get_refused("/why").await;
+    assert_eq!(refusal["reason"], "rego_denied");
+    assert_eq!(refusal["rule"], "rego:mine");
+    assert_eq!(refusal["error"], "Not by  my policy.");
+    let records = fixture.take_records();
     let [record] = records.as_slice() else {
         panic!("{records:?}");
     };
@@ -160,7 +164,7 @@ async fn policy_decides_after_the_allowlist_and_is_recorded() {
     assert_eq!(record.reason, Some(Reason::RegoDenied));
     assert_eq!(record.rule.as_ref().unwrap().as_str(), "rego:mine");
     let id: RequestId = record.request_id.unwrap();
-    let (_, explained) = place.traffic.explain(id).unwrap();
+    let (_, explained) = fixture.services.explain(id).unwrap();
     assert_eq!(explained.evidence.unwrap(), "the policy calls it why");
 
     for (path, reason) in [
@@ -169,33 +173,33 @@ async fn policy_decides_after_the_allowlist_and_is_recorded() {
         ("/redact", "rego_denied"),
         ("/shape", "rego_error"),
     ] {
-        assert_eq!(place.refused(path).await["reason"], reason, "{path}");
+        assert_eq!(fixture.get_refused(path).await["reason"], reason, "{path}");
     }
-    assert_eq!(place.origin.requests().len(), 2);
+    assert_eq!(fixture.origin.requests().len(), 2);
 }
 
 #[tokio::test]
 async fn policy_that_exceeds_its_timeout_refuses() {
-    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
-    assert_eq!(place.get("/slow").await.0, 200);
-    let text = std::fs::read_to_string(place.directory.path().join("palisade.yaml")).unwrap();
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, || OriginReply::text("hello"));
+    assert_eq!(fixture.get("/slow").await.0, 200);
+    let text = std::fs::read_to_string(fixture.directory.path().join("palisade.yaml")).unwrap();
     let text = text.replace("timeout: 5s", "timeout: 200ms");
-    let path = place.directory.path().join("hurried.yaml");
+    let path = fixture.directory.path().join("hurried.yaml");
     std::fs::write(&path, text).unwrap();
     let settings = config::load(Some(&path), &|_| None).unwrap();
-    reload(&place.traffic, Arc::new(settings)).unwrap();
-    assert_eq!(place.refused("/slower").await["reason"], "rego_error");
-    assert_eq!(place.get("/ok").await.0, 200);
+    reload(&fixture.services, Arc::new(settings)).unwrap();
+    assert_eq!(fixture.get_refused("/slower").await["reason"], "rego_error");
+    assert_eq!(fixture.get("/ok").await.0, 200);
 }
 
 #[tokio::test]
 async fn fail_open_allows_requests_on_policy_errors_only() {
-    let place = Place::new(&format!("  fail_open: true\n{ENFORCED}"), || {
+    let fixture = PolicyFixture::new(&format!("  fail_open: true\n{ENFORCED_BUNDLE}"), || {
         OriginReply::text("hello")
     });
-    assert_eq!(place.get("/shape").await.0, 200);
+    assert_eq!(fixture.get("/shape").await.0, 200);
     // The record says that no bundle decided.
-    let records = place.records();
+    let records = fixture.take_records();
     let [logged, request] = records.as_slice() else {
         panic!("{records:?}");
     };
@@ -203,16 +207,16 @@ async fn fail_open_allows_requests_on_policy_errors_only() {
     assert_eq!(logged.request_id, request.request_id);
     assert_eq!(request.verdict, Some(VerdictKind::Allow));
     for path in ["/why", "/undefined", "/redact", "/ask"] {
-        assert_eq!(place.get(path).await.0, 403, "{path}");
+        assert_eq!(fixture.get(path).await.0, 403, "{path}");
     }
 }
 
 #[tokio::test]
 async fn log_only_bundle_is_recorded_and_decides_nothing() {
     let logged = "  bundles: [{id: mine, path: mine, entrypoint: http/authz, mode: log}]\n";
-    let place = Place::new(logged, || OriginReply::text("hello"));
-    assert_eq!(place.get("/why").await.0, 200);
-    let records = place.records();
+    let fixture = PolicyFixture::new(logged, || OriginReply::text("hello"));
+    assert_eq!(fixture.get("/why").await.0, 200);
+    let records = fixture.take_records();
     let [logged, request] = records.as_slice() else {
         panic!("{records:?}");
     };
@@ -225,53 +229,55 @@ async fn log_only_bundle_is_recorded_and_decides_nothing() {
         (request.bundle.as_ref(), request.event.as_ref()),
         (None, None)
     );
-    assert_eq!(place.get("/ok").await.0, 200);
-    assert_eq!(place.records().len(), 1);
+    assert_eq!(fixture.get("/ok").await.0, 200);
+    assert_eq!(fixture.take_records().len(), 1);
 }
 
 #[tokio::test]
 async fn reload_with_a_broken_policy_keeps_the_old_one() {
-    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
-    let file = place.directory.path().join("mine/policy.rego");
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, || OriginReply::text("hello"));
+    let file = fixture.directory.path().join("mine/policy.rego");
     std::fs::write(&file, "package http.authz\n\nallow if {\n").unwrap();
-    let error = reload(&place.traffic, place.settings(ENFORCED)).unwrap_err();
+    let error = reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap_err();
     let error = error.to_string();
     assert!(
         error.starts_with("policies.bundles: mine: policy.rego:4:"),
         "{error}"
     );
-    assert_eq!(place.get("/ok").await.0, 200);
-    assert_eq!(place.get("/other").await.0, 403);
+    assert_eq!(fixture.get("/ok").await.0, 200);
+    assert_eq!(fixture.get("/other").await.0, 403);
 
     std::fs::write(
         &file,
         "package http.authz\n\nallow if input.path == \"/other\"\n",
     )
     .unwrap();
-    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-    assert_eq!(place.get("/ok").await.0, 403);
-    assert_eq!(place.get("/other").await.0, 200);
+    reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap();
+    assert_eq!(fixture.get("/ok").await.0, 403);
+    assert_eq!(fixture.get("/other").await.0, 200);
 
     std::fs::rename(
-        place.directory.path().join("mine"),
-        place.directory.path().join("gone"),
+        fixture.directory.path().join("mine"),
+        fixture.directory.path().join("gone"),
     )
     .unwrap();
-    let required = ENFORCED.replace("http/authz}", "http/authz, required: true}");
-    let error = reload(&place.traffic, place.settings(&required)).unwrap_err();
+    let required = ENFORCED_BUNDLE.replace("http/authz}", "http/authz, required: true}");
+    let error = reload(&fixture.services, fixture.settings(&required)).unwrap_err();
     assert!(error.to_string().contains("does not exist"), "{error}");
-    assert_eq!(place.get("/ok").await.0, 403);
+    assert_eq!(fixture.get("/ok").await.0, 403);
     // An optional bundle that does not exist is left out.
-    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-    assert_eq!(place.get("/ok").await.0, 200);
+    reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap();
+    assert_eq!(fixture.get("/ok").await.0, 200);
 }
 
 #[tokio::test]
 async fn reload_ends_requests_that_the_new_policy_denies() {
     let latch = Latch::new();
     let held = latch.clone();
-    let place = Place::new(ENFORCED, move || OriginReply::text("hello").paused(&held));
-    let mut client = place.connect();
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, move || {
+        OriginReply::text("hello").paused(&held)
+    });
+    let mut client = fixture.connect();
     let request = "GET http://api.example/ok HTTP/1.1\r\nHost: api.example\r\n\r\n";
     client.write_all(request.as_bytes()).await.unwrap();
     let mut first = [0; 12];
@@ -279,12 +285,18 @@ async fn reload_ends_requests_that_the_new_policy_denies() {
     assert_eq!(&first, b"HTTP/1.1 200");
 
     let policy = |path: &str| format!("package http.authz\n\nallow if input.path == \"{path}\"\n");
-    let file = place.directory.path().join("mine/policy.rego");
+    let file = fixture.directory.path().join("mine/policy.rego");
     std::fs::write(&file, policy("/ok")).unwrap();
-    assert_eq!(reload(&place.traffic, place.settings(ENFORCED)).unwrap(), 0);
+    assert_eq!(
+        reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap(),
+        0
+    );
     std::fs::write(&file, policy("/other")).unwrap();
-    assert_eq!(reload(&place.traffic, place.settings(ENFORCED)).unwrap(), 1);
-    // The origin still holds its answer back: only the gate can have ended it.
+    assert_eq!(
+        reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap(),
+        1
+    );
+    // The origin still holds its response back, so only the gate can have ended the request.
     let mut rest = Vec::new();
     let ended = tokio::time::timeout(Duration::from_secs(20), client.read_to_end(&mut rest));
     drop(ended.await.unwrap());
@@ -293,35 +305,35 @@ async fn reload_ends_requests_that_the_new_policy_denies() {
 
 #[tokio::test]
 async fn trial_evaluates_the_policy() {
-    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
-    let rules = place.traffic.policy().load();
-    let row = Arc::new(FakeRegistry::registration(&sandbox()));
-    let ask = async |path: &str, registration: Option<Arc<Registration>>| {
-        let question = TrialRequest {
-            sandbox: sandbox(),
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, || OriginReply::text("hello"));
+    let rules = fixture.services.policy().load();
+    let registration = Arc::new(FakeRegistry::registration(&sandbox_id()));
+    let decide = async |path: &str, registration: Option<Arc<Registration>>| {
+        let trial_request = TrialRequest {
+            sandbox: sandbox_id(),
             method: "GET".to_owned(),
             url: format!("https://api.example{path}"),
             program: None,
             registration,
         };
-        trial::decide_trial(&rules, &question).await.verdict
+        trial::decide_trial(&rules, &trial_request).await.verdict
     };
-    assert!(ask("/ok", None).await.is_ok());
-    assert!(ask("/metadata", Some(row)).await.is_ok());
+    assert!(decide("/ok", None).await.is_ok());
+    assert!(decide("/metadata", Some(registration)).await.is_ok());
     for (path, reason) in [
         ("/metadata", Reason::RegoDenied),
         ("/why", Reason::RegoDenied),
         ("/shape", Reason::RegoError),
     ] {
-        let denial = ask(path, None).await.unwrap_err();
+        let denial = decide(path, None).await.unwrap_err();
         assert_eq!(denial.reason, reason, "{path}");
         assert_eq!(denial.rule.as_str(), "rego:mine");
     }
-    assert_eq!(place.origin.requests().len(), 0);
+    assert_eq!(fixture.origin.requests().len(), 0);
 }
 
-/// Allows unread connections of the sandbox to one host.
-const UNREAD: &str = r#"package http.authz
+/// A policy that allows TLS passthrough connections of the sandbox to one host.
+const PASSTHROUGH_POLICY: &str = r#"package http.authz
 
 allow if {
 	input.unread
@@ -332,8 +344,8 @@ allow if {
 }
 "#;
 
-/// The first words of a client that wants to speak TLS with `name`.
-pub(crate) fn hello(name: &str) -> Vec<u8> {
+/// The TLS ClientHello of a client of the server `name`.
+pub(crate) fn client_hello(name: &str) -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let client = rustls::ClientConfig::builder_with_provider(provider);
     let client = client.with_safe_default_protocol_versions().unwrap();
@@ -348,54 +360,67 @@ pub(crate) fn hello(name: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn unread_connection_is_decided_by_the_policy() {
-    let place = Place::new(ENFORCED, || OriginReply::text("hello"));
+async fn passthrough_connection_is_decided_by_the_policy() {
+    let fixture = PolicyFixture::new(ENFORCED_BUNDLE, || OriginReply::text("hello"));
     let pinned = || Some((Host::parse("pinned.example").unwrap(), 443));
-    let said = |records: &[AuditEvent]| {
-        let one = records.first()?;
-        assert!(one.unread);
-        Some((one.reason?, one.rule.as_ref()?.to_string()))
+    let reason_and_rule = |records: &[AuditEvent]| {
+        let record = records.first()?;
+        assert!(record.unread);
+        Some((record.reason?, record.rule.as_ref()?.to_string()))
     };
-    // The policy knows of paths alone, fails, or means another port: none of it allows.
-    let file = place.directory.path().join("mine/policy.rego");
+    // A policy that only has rules for paths, one that fails, and one for another port: each of
+    // them refuses the connection.
+    let file = fixture.directory.path().join("mine/policy.rego");
     let fails = "package http.authz\n\ndefault allow := true\n\n\
                  allow := false if startswith(input.port, \"/\")\n";
     for (policy, reason) in [
         (POLICY, Reason::RegoDenied),
         (fails, Reason::RegoError),
-        (&UNREAD.replace("== 443", "== 444"), Reason::RegoDenied),
+        (
+            &PASSTHROUGH_POLICY.replace("== 443", "== 444"),
+            Reason::RegoDenied,
+        ),
     ] {
         std::fs::write(&file, policy).unwrap();
-        reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-        let mut client = place.connect_in(pinned());
-        client.write_all(&hello("pinned.example")).await.unwrap();
-        let mut answer = Vec::new();
-        drop(client.read_to_end(&mut answer).await);
-        assert_eq!(answer, b"", "the stream is not ours to speak on");
+        reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap();
+        let mut client = fixture.connect_in(pinned());
+        client
+            .write_all(&client_hello("pinned.example"))
+            .await
+            .unwrap();
+        let mut received = Vec::new();
+        drop(client.read_to_end(&mut received).await);
+        assert_eq!(
+            received, b"",
+            "the gate must not write to a passthrough connection"
+        );
         let refused = Some((reason, "rego:mine".to_owned()));
-        assert_eq!(said(&place.records()), refused);
+        assert_eq!(reason_and_rule(&fixture.take_records()), refused);
     }
-    assert_eq!(place.origin.connections(), 0);
+    assert_eq!(fixture.origin.connections(), 0);
 
-    std::fs::write(&file, UNREAD).unwrap();
-    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-    let mut client = place.connect_in(pinned());
-    client.write_all(&hello("pinned.example")).await.unwrap();
+    std::fs::write(&file, PASSTHROUGH_POLICY).unwrap();
+    reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap();
+    let mut client = fixture.connect_in(pinned());
+    client
+        .write_all(&client_hello("pinned.example"))
+        .await
+        .unwrap();
     testkit::wait::eventually("the origin to be reached", || {
-        (place.origin.connections() == 1).then_some(())
+        (fixture.origin.connections() == 1).then_some(())
     })
     .await;
 
     std::fs::write(&file, POLICY).unwrap();
-    reload(&place.traffic, place.settings(ENFORCED)).unwrap();
-    let question = TrialRequest {
-        sandbox: sandbox(),
+    reload(&fixture.services, fixture.settings(ENFORCED_BUNDLE)).unwrap();
+    let trial_request = TrialRequest {
+        sandbox: sandbox_id(),
         method: "GET".to_owned(),
         url: "https://pinned.example/ok".to_owned(),
         program: None,
         registration: None,
     };
-    let trial = trial::decide_trial(&place.traffic.policy().load(), &question).await;
+    let trial = trial::decide_trial(&fixture.services.policy().load(), &trial_request).await;
     assert!(trial.unread);
     assert_eq!(trial.verdict.unwrap_err().reason, Reason::RegoDenied);
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
 use crate::exit::{CliError, CliExit};
-use crate::gate::{background, environment};
+use crate::gate::{background, read_environment_variable};
 use crate::output;
 
 #[derive(Debug, Subcommand)]
@@ -71,7 +71,7 @@ fn check(file: Option<PathBuf>, global: &Global) -> Result<CliExit> {
         .map_or("no file, all defaults".into(), |file| {
             file.display().to_string()
         });
-    match config::load(file.as_deref(), &environment) {
+    match config::load(file.as_deref(), &read_environment_variable) {
         Ok(settings) => {
             for warning in &settings.warnings {
                 output::print_message(&format!("warning: {}", output::safe(&warning.to_string())));
@@ -123,7 +123,7 @@ fn show(filter: &str, set_only: bool, running: bool, global: &Global) -> Result<
             block_on(async { Ok(ControlClient::new(&paths.control).get("/v1/config").await?) })?;
         answer.get("values").cloned().unwrap_or_default()
     } else {
-        let settings = config::load(paths.config.current(), &environment)
+        let settings = config::load(paths.config.current(), &read_environment_variable)
             .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?;
         control::dispatch::describe_settings(&settings)
     };

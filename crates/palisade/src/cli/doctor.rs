@@ -124,8 +124,11 @@ pub fn require_namespaces(global: &Global, backend: Option<&str>) -> Result<()> 
 fn uses_namespaces(paths: &Paths, backend: Option<&str>) -> bool {
     match backend {
         Some(name) => name == "namespace",
-        None => config::load(paths.config.current(), &crate::gate::environment)
-            .is_ok_and(|settings| settings.sandbox.backend == Backend::Namespace),
+        None => config::load(
+            paths.config.current(),
+            &crate::gate::read_environment_variable,
+        )
+        .is_ok_and(|settings| settings.sandbox.backend == Backend::Namespace),
     }
 }
 
@@ -229,7 +232,7 @@ fn configuration(global: &Global) -> Finding {
     let Some(file) = paths.config.current() else {
         return Finding::ok(NAME, "none, all defaults; write one: palisade config init");
     };
-    match config::load(Some(file), &crate::gate::environment) {
+    match config::load(Some(file), &crate::gate::read_environment_variable) {
         Ok(_) => Finding::ok(NAME, file.display().to_string()),
         Err(problems) => {
             let count = problems.len();

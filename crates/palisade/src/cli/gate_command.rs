@@ -136,11 +136,11 @@ async fn status(paths: &Paths, global: &Global) -> Result<CliExit> {
 
 fn not_answering(paths: &Paths, global: &Global) -> Result<CliExit> {
     if global.json {
-        let holder = lock::holder(&paths.lock())?;
+        let holder = lock::find_holder(&paths.lock())?;
         output::print_json(&json!({
             "running": false,
             "pid": holder.and_then(|held| held.pid),
-            "restarting": holder.is_none() && lock::holder(&paths.watchdog_lock())?.is_some(),
+            "restarting": holder.is_none() && lock::find_holder(&paths.watchdog_lock())?.is_some(),
             "failure": watchdog::failure(&paths.state_dir),
             "control": paths.control,
             "state_dir": paths.state_dir,
@@ -153,7 +153,7 @@ fn not_answering(paths: &Paths, global: &Global) -> Result<CliExit> {
 /// Why the gate does not answer.
 fn why_unreachable(paths: &Paths) -> Result<String> {
     let state_dir = paths.state_dir.display();
-    if let Some(held) = lock::holder(&paths.lock())? {
+    if let Some(held) = lock::find_holder(&paths.lock())? {
         return Ok(format!(
             "the gate{} of {state_dir} does not answer on {}: it may be starting, or listen on \
              another --control socket; see: palisade gate logs",
@@ -162,7 +162,7 @@ fn why_unreachable(paths: &Paths) -> Result<String> {
             paths.control.display()
         ));
     }
-    if lock::holder(&paths.watchdog_lock())?.is_some() {
+    if lock::find_holder(&paths.watchdog_lock())?.is_some() {
         return Ok(format!(
             "the gate in {state_dir} is being started or restarted; see: palisade gate logs"
         ));

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{Global, block_on};
 use crate::exit::{CliError, CliExit};
-use crate::gate::{PACK_READER, environment};
+use crate::gate::{PACK_READER_ARGUMENT, read_environment_variable};
 use crate::output;
 
 #[derive(Debug, Subcommand)]
@@ -96,7 +96,7 @@ struct CheckedPush {
 pub fn run(command: GitCommand, global: &Global) -> Result<CliExit> {
     let GitCommand::Check(args) = command;
     let paths = global.paths()?;
-    let settings = config::load(paths.config.current(), &environment)
+    let settings = config::load(paths.config.current(), &read_environment_variable)
         .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()))?;
     let push = match (&args.range, &args.bundle) {
         (Some(range), _) => of_range(range, &args)?,
@@ -345,7 +345,7 @@ fn check_push(push: CheckedPush, settings: &Settings, args: &GitCheckArgs) -> Re
         notes.push(size::warning(bytes, limits.hard_limit_bytes));
     }
     let program = PathBuf::from("/proc/self/exe");
-    let child = PackReaderPool::new(program, vec![PACK_READER.into()], 1);
+    let child = PackReaderPool::new(program, vec![PACK_READER_ARGUMENT.into()], 1);
     let read = block_on(async { Ok(child.read(&case, Some(push.pack), push.bases).await) })?;
     let findings = match read {
         Ok(findings) => findings,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use self::case::PolicyCase;
 use crate::cli::{Global, why};
 use crate::exit::{CliError, CliExit};
-use crate::gate::environment;
+use crate::gate::read_environment_variable;
 use crate::output;
 
 /// Timeout of one test, or of one rule to explain.
@@ -118,7 +118,7 @@ pub fn run(command: PolicyCommand, global: &Global) -> Result<CliExit> {
 
 fn settings(global: &Global) -> Result<Settings> {
     let paths = global.paths()?;
-    config::load(paths.config.current(), &environment)
+    config::load(paths.config.current(), &read_environment_variable)
         .map_err(|problems| CliError::new(CliExit::Usage, problems.to_string()).into())
 }
 

@@ -23,7 +23,7 @@ pub const NO_BRANCH: &str = "the container is managed elsewhere and has no branc
 /// container's token, so the operator's configuration is read here as well.
 pub fn settings(id: &SandboxId, global: &Global) -> Result<RemoteContainer> {
     let paths = global.paths()?;
-    let settings = config::load(paths.config.current(), &gate::environment);
+    let settings = config::load(paths.config.current(), &gate::read_environment_variable);
     let settings = settings.map_err(|problems| CliError::invalid_config(&problems))?;
     let found = settings.sandbox.remote.named(id.as_str()).cloned();
     Ok(found.ok_or_else(|| {

@@ -19,7 +19,7 @@ use workbench::tools::bash::GuardProgram;
 
 use crate::cli::Global;
 use crate::exit::{CliError, CliExit};
-use crate::process_guard::GUARD;
+use crate::process_guard::GUARD_ARGUMENT;
 use crate::telemetry::{LogSink, Telemetry};
 use crate::{child_reaper, output};
 
@@ -206,7 +206,7 @@ async fn serve_tools(options: WorkbenchOptions, global: &Global) -> Result<CliEx
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let root = open_root(&options.root, options.scope)?;
     let guard_program = GuardProgram {
-        argv: vec!["/proc/self/exe".into(), GUARD.into()],
+        argv: vec!["/proc/self/exe".into(), GUARD_ARGUMENT.into()],
         stop: stop.clone(),
     };
     let is_open = options.auth.token.is_none();

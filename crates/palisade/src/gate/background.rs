@@ -19,35 +19,35 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{CliError, CliExit, exit_of};
 use crate::gate::lock::{self, Holder};
-use crate::gate::watchdog::{self, START_LIMIT, WATCHDOG};
+use crate::gate::watchdog::{self, START_LIMIT, WATCHDOG_ARGUMENT};
 use crate::output;
 use crate::paths::{ConfigPath, Paths};
 
-/// A watchdog ends a gate that is not ready after [`START_LIMIT`]; a watchdog that has not done
-/// so by then is stuck.
-const WATCHDOG_LIMIT: Duration = Duration::from_secs(35);
+/// How long to wait for the watchdog's report. The watchdog ends a gate that is not ready after
+/// [`START_LIMIT`]; a watchdog without a report at this later time is stuck.
+const WATCHDOG_START_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// Longer than any sensible `shutdown_timeout`.
-const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// How long `gate stop` waits: longer than any sensible `shutdown_timeout`.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Timeout of a health query; a gate that takes longer is stuck.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long `--force` waits before it kills: a little more than the usual shutdown.
-const FORCE_LIMIT: Duration = Duration::from_secs(12);
+const FORCE_STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Poll interval for locks, which send no event.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The route that shows whether a gate runs, without its health checks, which take time.
-const KNOWN_HEALTH: &str = "/v1/health?checks=false";
+const HEALTH_WITHOUT_CHECKS: &str = "/v1/health?checks=false";
 
 /// The outcome of [`start`].
 #[derive(Debug)]
 pub struct StartedGate {
     /// The gate's process.
     pub pid: u32,
-    /// Whether it was already running.
+    /// Whether the gate was already running.
     pub was_running: bool,
 }
 
@@ -55,7 +55,10 @@ pub struct StartedGate {
 pub async fn client(paths: &Paths, verbose: u8) -> Result<ControlClient> {
     let client = ControlClient::new(&paths.control);
     let query = client_with_timeout(paths);
-    match query.send(http::Method::GET, KNOWN_HEALTH, None).await {
+    match query
+        .send(http::Method::GET, HEALTH_WITHOUT_CHECKS, None)
+        .await
+    {
         Ok(answer) => {
             warn_about_version_mismatch(answer.version());
             Ok(client)
@@ -75,17 +78,18 @@ fn warn_about_version_mismatch(gate: Option<&str>) {
         && gate != own
     {
         output::print_message(&format!(
-            "palisade: the gate has version {}, this is {own}; to update it: palisade gate restart",
+            "palisade: the gate has version {}, this command {own}; to update the gate: palisade gate \
+             restart",
             output::safe(gate)
         ));
     }
 }
 
 fn client_with_timeout(paths: &Paths) -> ControlClient {
-    ControlClient::new(&paths.control).within(ANSWER_LIMIT)
+    ControlClient::new(&paths.control).within(HEALTH_TIMEOUT)
 }
 
-/// The gate's health report, with checks that run now. A degraded gate returns one, too.
+/// The gate's health report, with checks that run now. A degraded gate also returns a report.
 pub async fn report(paths: &Paths) -> Result<HealthReport, ControlClientError> {
     report_at(paths, "/v1/health").await
 }
@@ -102,13 +106,13 @@ async fn report_at(paths: &Paths, path: &str) -> Result<HealthReport, ControlCli
 pub async fn start(paths: &Paths, verbose: u8) -> Result<StartedGate> {
     let until = Instant::now() + START_LIMIT;
     loop {
-        if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
+        if let Ok(report) = report_at(paths, HEALTH_WITHOUT_CHECKS).await {
             return Ok(StartedGate {
                 pid: report.pid,
                 was_running: true,
             });
         }
-        let conflict = match lock::holder(&paths.watchdog_lock())? {
+        let conflict = match lock::find_holder(&paths.watchdog_lock())? {
             Some(_) => CliError::new(
                 CliExit::Exists,
                 "a gate is being started or stopped; try again",
@@ -121,7 +125,7 @@ pub async fn start(paths: &Paths, verbose: u8) -> Result<StartedGate> {
         };
         // Another command has started the gate; or the gate died and its watchdog restarts it;
         // or a gate that is shutting down releases the lock in a moment.
-        match wait_for_other(paths, until).await? {
+        match wait_for_other_gate(paths, until).await? {
             Some(other) => return Ok(other),
             None if Instant::now() < until => sleep(POLL_INTERVAL).await,
             None => return Err(conflict),
@@ -139,7 +143,7 @@ async fn start_once(paths: &Paths, verbose: u8) -> Result<StartedGate> {
     let log_from = std::fs::metadata(paths.log()).map_or(0, |found| found.len());
     let mut child = spawn(paths, verbose)?;
     let late = || CliError::new(CliExit::TimedOut, "the gate was not ready within 30 s").into();
-    let error = match timeout(WATCHDOG_LIMIT, ready(&mut child)).await {
+    let error = match timeout(WATCHDOG_START_TIMEOUT, wait_until_ready(&mut child)).await {
         Ok(Ok(pid)) => {
             return Ok(StartedGate {
                 pid,
@@ -151,12 +155,12 @@ async fn start_once(paths: &Paths, verbose: u8) -> Result<StartedGate> {
         Err(_) => {
             // SIGTERM and not SIGKILL: the watchdog must end its gate first.
             if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
-                signal(pid, Signal::SIGTERM)?;
+                send_signal(pid, Signal::SIGTERM)?;
             }
             late()
         }
     };
-    Err(with_log(error, &paths.log(), log_from))
+    Err(add_log_tail(error, &paths.log(), log_from))
 }
 
 /// Starts a watchdog, which starts the gate.
@@ -169,7 +173,7 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
     // An update may have replaced the file of this process.
     let own = std::env::current_exe().ok().filter(|path| path.exists());
     let mut command = Command::new(own.as_deref().unwrap_or(Path::new("/proc/self/exe")));
-    command.arg(WATCHDOG).arg(&paths.state_dir);
+    command.arg(WATCHDOG_ARGUMENT).arg(&paths.state_dir);
     command.args(["gate", "run", "--detached"]);
     command
         .arg("--state-dir")
@@ -191,7 +195,7 @@ fn spawn(paths: &Paths, verbose: u8) -> Result<Child> {
 
 /// Waits until the watchdog reports the gate's pid. A gate that ends first has written the
 /// reason to its log, and its watchdog exits with its code.
-async fn ready(child: &mut Child) -> Result<u32> {
+async fn wait_until_ready(child: &mut Child) -> Result<u32> {
     let stdout = child.stdout.take().context("the watchdog has no stdout")?;
     let mut lines = BufReader::new(stdout).lines();
     while let Some(line) = lines.next_line().await? {
@@ -210,9 +214,9 @@ async fn ready(child: &mut Child) -> Result<u32> {
 }
 
 /// Waits until a gate that runs or is being started answers; `None` if it has ended.
-async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<StartedGate>> {
+async fn wait_for_other_gate(paths: &Paths, until: Instant) -> Result<Option<StartedGate>> {
     while Instant::now() < until && !is_free(paths)? {
-        if let Ok(report) = report_at(paths, KNOWN_HEALTH).await {
+        if let Ok(report) = report_at(paths, HEALTH_WITHOUT_CHECKS).await {
             return Ok(Some(StartedGate {
                 pid: report.pid,
                 was_running: true,
@@ -224,7 +228,7 @@ async fn wait_for_other(paths: &Paths, until: Instant) -> Result<Option<StartedG
 }
 
 /// Adds the last lines of the gate's log to an error.
-fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
+fn add_log_tail(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
     let exit = exit_of(&error);
     let written = std::fs::read(log).unwrap_or_default();
     let fresh = usize::try_from(from)
@@ -244,8 +248,9 @@ fn with_log(error: anyhow::Error, log: &Path, from: u64) -> anyhow::Error {
 /// Stops the gate and its watchdog and waits until their locks are free. `false` if neither was
 /// running.
 pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
-    let holder = lock::holder(&paths.lock())?;
-    // The watchdog first, or it would restart a gate that is killed. It stops the gate, too.
+    let holder = lock::find_holder(&paths.lock())?;
+    // The watchdog is stopped first, or it would restart a gate that is killed. The watchdog
+    // also stops its gate.
     let watched = stop_watchdog(paths).await?;
     match client_with_timeout(paths)
         .post("/v1/shutdown", &json!({}))
@@ -255,27 +260,31 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
         Err(ControlClientError::Unreachable { .. }) => match holder {
             _ if watched => {}
             None => return Ok(false),
-            Some(Holder { pid: Some(pid) }) => signal(pid, Signal::SIGTERM)?,
+            Some(Holder { pid: Some(pid) }) => send_signal(pid, Signal::SIGTERM)?,
             Some(Holder { pid: None }) => {}
         },
         Err(other) => return Err(other.into()),
     }
-    let timeout = if force { FORCE_LIMIT } else { STOP_LIMIT };
+    let timeout = if force {
+        FORCE_STOP_TIMEOUT
+    } else {
+        STOP_TIMEOUT
+    };
     if wait_until_free(paths, timeout).await? {
         return Ok(true);
     }
     let mut left = Vec::new();
     for lock in [paths.watchdog_lock(), paths.lock()] {
-        left.extend(lock::holder(&lock)?.and_then(|holder| holder.pid));
+        left.extend(lock::find_holder(&lock)?.and_then(|holder| holder.pid));
     }
     let Some(pid) = left.last() else {
         return Ok(true);
     };
     if force {
         for pid in left {
-            signal(pid, Signal::SIGKILL)?;
+            send_signal(pid, Signal::SIGKILL)?;
         }
-        return wait_until_free(paths, STOP_LIMIT).await;
+        return wait_until_free(paths, STOP_TIMEOUT).await;
     }
     Err(CliError::new(
         CliExit::TimedOut,
@@ -288,10 +297,10 @@ pub async fn stop(paths: &Paths, force: bool) -> Result<bool> {
 
 /// Signals the watchdog to stop its gate and end. `false` if there is no watchdog.
 async fn stop_watchdog(paths: &Paths) -> Result<bool> {
-    let until = Instant::now() + ANSWER_LIMIT;
-    while let Some(holder) = lock::holder(&paths.watchdog_lock())? {
+    let until = Instant::now() + HEALTH_TIMEOUT;
+    while let Some(holder) = lock::find_holder(&paths.watchdog_lock())? {
         if let Some(pid) = holder.pid {
-            signal(pid, Signal::SIGTERM)?;
+            send_signal(pid, Signal::SIGTERM)?;
             return Ok(true);
         }
         if Instant::now() >= until {
@@ -304,8 +313,8 @@ async fn stop_watchdog(paths: &Paths) -> Result<bool> {
 
 /// Whether neither a gate nor a watchdog holds the state directory.
 fn is_free(paths: &Paths) -> Result<bool> {
-    let watchdog = lock::holder(&paths.watchdog_lock())?;
-    Ok(watchdog.is_none() && lock::holder(&paths.lock())?.is_none())
+    let watchdog = lock::find_holder(&paths.watchdog_lock())?;
+    Ok(watchdog.is_none() && lock::find_holder(&paths.lock())?.is_none())
 }
 
 async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
@@ -320,7 +329,7 @@ async fn wait_until_free(paths: &Paths, limit: Duration) -> Result<bool> {
 }
 
 /// Signals a process; a process that has already ended is not an error.
-fn signal(pid: i32, signal: Signal) -> Result<()> {
+fn send_signal(pid: i32, signal: Signal) -> Result<()> {
     match kill(Pid::from_raw(pid), signal) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot signal the gate (pid {pid})")),

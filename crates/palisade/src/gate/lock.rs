@@ -12,10 +12,10 @@ use nix::libc;
 
 use crate::exit::{CliError, CliExit};
 
-/// Held for as long as the gate runs; the kernel releases it however the gate ends.
+/// The lock of a running gate; the kernel releases it however the gate ends.
 ///
-/// Two locks: the one on the directory, which cannot be unlinked, excludes a second gate; the
-/// one on a file can be queried for its holder without acquiring it.
+/// There are two locks: the lock on the directory, which cannot be unlinked, excludes a second
+/// gate; the lock on a file can be queried for its holder without being acquired.
 #[derive(Debug)]
 pub struct StateLock {
     _directory: File,
@@ -37,7 +37,7 @@ impl StateLock {
     }
 }
 
-/// Held for as long as a watchdog runs. A second watchdog would restart a gate that `gate stop`
+/// The lock of a running watchdog. A second watchdog would restart a gate that `gate stop`
 /// has stopped.
 #[derive(Debug)]
 pub struct WatchdogLock {
@@ -56,21 +56,21 @@ impl WatchdogLock {
 
     /// Whether the path still names the locked file; not if the state directory was removed.
     pub fn is_in_place(&self) -> bool {
-        let (Ok(own), Ok(there)) = (self.file.metadata(), self.path.metadata()) else {
+        let (Ok(own), Ok(current)) = (self.file.metadata(), self.path.metadata()) else {
             return false;
         };
-        (own.dev(), own.ino()) == (there.dev(), there.ino())
+        (own.dev(), own.ino()) == (current.dev(), current.ino())
     }
 }
 
 /// The process that holds the lock on a file, if any. Queries the lock without acquiring it,
 /// since a probe lock could make a starting gate fail.
-pub fn holder(path: &Path) -> Result<Option<Holder>> {
+pub fn find_holder(path: &Path) -> Result<Option<Holder>> {
     if !path.exists() {
         return Ok(None);
     }
     let mut file = open(path)?;
-    let mut found = whole_file();
+    let mut found = whole_file_lock();
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))
         .with_context(|| format!("cannot query the lock on {}", path.display()))?;
     let free = i32::from(found.l_type) == libc::F_UNLCK;
@@ -82,7 +82,7 @@ pub fn holder(path: &Path) -> Result<Option<Holder>> {
 /// Locks a file and writes this process's id into it.
 fn lock_file(what: &str, path: &Path) -> Result<File> {
     let mut file = open(path)?;
-    match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file())) {
+    match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file_lock())) {
         Ok(_) => {}
         Err(Errno::EAGAIN | Errno::EACCES) => return Err(already_locked(what, path, &mut file)),
         Err(error) => {
@@ -115,7 +115,7 @@ pub struct Holder {
     clippy::cast_possible_truncation,
     reason = "the constants are small; the system declares them wider than the fields"
 )]
-fn whole_file() -> libc::flock {
+fn whole_file_lock() -> libc::flock {
     libc::flock {
         l_type: libc::F_WRLCK as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
@@ -151,10 +151,10 @@ mod tests {
     fn second_gate_fails_with_the_pid_of_the_holder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
-        assert_eq!(holder(&path).unwrap(), None);
+        assert_eq!(find_holder(&path).unwrap(), None);
         let first = StateLock::take(&path).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(holder(&path).unwrap(), Some(Holder { pid: Some(own) }));
+        assert_eq!(find_holder(&path).unwrap(), Some(Holder { pid: Some(own) }));
         let error = StateLock::take(&path).unwrap_err();
         assert!(
             error.to_string().contains(&format!("(pid {own})")),
@@ -166,10 +166,10 @@ mod tests {
         assert_eq!(
             exit_of(&error),
             CliExit::Exists,
-            "also without the file: {error}"
+            "the directory lock also excludes a second gate: {error}"
         );
         drop(first);
-        assert_eq!(holder(&path).unwrap(), None);
+        assert_eq!(find_holder(&path).unwrap(), None);
         StateLock::take(&path).unwrap();
     }
 
@@ -186,6 +186,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(!lock.is_in_place());
         std::fs::write(&path, "").unwrap();
-        assert!(!lock.is_in_place(), "another file");
+        assert!(!lock.is_in_place(), "the path names another file");
     }
 }

@@ -11,17 +11,17 @@ use egress::services::Services;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// The health check of mirrors.
-const CHECK: &str = "git_mirrors";
+/// Name of the health check of mirrors.
+const HEALTH_CHECK: &str = "git_mirrors";
 
 /// How often the required programs are checked: they may be installed meanwhile.
-const CHECK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How often mirrors are checked for many packs.
-const REPACK_EVERY: Duration = Duration::from_secs(10 * 60);
+const REPACK_INTERVAL: Duration = Duration::from_secs(10 * 60);
 
 /// Reports whether mirrors can be served, and removes mirrors that are no longer configured: at
-/// the start, after each change of the configuration, and every [`CHECK_EVERY`].
+/// the start, after each change of the configuration, and every [`CHECK_INTERVAL`].
 pub async fn maintain(
     traffic: Arc<Services>,
     health_registry: Arc<HealthRegistry>,
@@ -31,24 +31,24 @@ pub async fn maintain(
     loop {
         let settings = Arc::clone(&traffic.policy().load().settings);
         if settings.git.mirrors.is_empty() {
-            health_registry.retract(CHECK);
+            health_registry.retract(HEALTH_CHECK);
         } else {
             let missing = {
                 let settings = Arc::clone(&settings);
                 tokio::task::spawn_blocking(move || Mirrors::missing_program(&settings))
             };
-            health_registry.check(CHECK, missing.await?.map_or(Ok(()), Err));
+            health_registry.check(HEALTH_CHECK, missing.await?.map_or(Ok(()), Err));
         }
         traffic.mirrors().remove_unconfigured(&settings).await;
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = changed.notified() => {}
-            () = tokio::time::sleep(CHECK_EVERY) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
     }
 }
 
-/// Repacks mirrors every [`REPACK_EVERY`]. A repack that the shutdown interrupts leaves the
+/// Repacks mirrors every [`REPACK_INTERVAL`]. A repack that the shutdown interrupts leaves the
 /// mirror unchanged.
 pub async fn repack(traffic: Arc<Services>, stop: CancellationToken) -> Result<()> {
     loop {
@@ -60,7 +60,7 @@ pub async fn repack(traffic: Arc<Services>, stop: CancellationToken) -> Result<(
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(REPACK_EVERY) => {}
+            () = tokio::time::sleep(REPACK_INTERVAL) => {}
         }
     }
 }

@@ -16,11 +16,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// Names of the listeners in health reports.
-const PROXY: &str = "proxy";
-const DNS: &str = "dns";
+const PROXY_NAME: &str = "proxy";
+const DNS_NAME: &str = "dns";
 
-/// The health check of addresses that could not be bound at the start.
-const BOUND: &str = "shared_listeners";
+/// Name of the health check of addresses that could not be bound at the start.
+const BIND_CHECK: &str = "shared_listeners";
 
 /// The open listeners, by address.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct NetworkListeners {
 #[derive(Debug)]
 struct OpenListener {
     /// The bound address: the system chooses for port 0.
-    at: SocketAddr,
+    address: SocketAddr,
     stop: CancellationToken,
     /// Cancelled when the sockets are closed.
     closed: CancellationToken,
@@ -47,13 +47,13 @@ struct OpenListener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum ListenAddress {
     Proxy(SocketAddr),
-    Names(SocketAddr),
+    Dns(SocketAddr),
 }
 
 /// Bound sockets that are not served yet.
 enum BoundSockets {
     Proxy(TcpListener),
-    Names(OwnedFd, TcpListener),
+    Dns(OwnedFd, TcpListener),
 }
 
 /// New sockets for a reload, bound and not served yet.
@@ -65,7 +65,7 @@ pub struct PreparedNetworkListeners {
 }
 
 impl NetworkListeners {
-    /// Has no listeners yet. Must be called in the runtime that serves them.
+    /// Creates the set without listeners. Must be called in the runtime that serves them.
     pub fn new(
         traffic: Arc<Services>,
         health_registry: Arc<HealthRegistry>,
@@ -84,9 +84,9 @@ impl NetworkListeners {
     /// Binds the addresses of `settings` that are not open yet, or returns why it cannot.
     /// Nothing is served, and no open listener ends, before [`NetworkListeners::switch`].
     pub fn prepare(&self, settings: &Settings) -> Result<PreparedNetworkListeners, String> {
-        let ready = self.bind(settings);
-        match ready.failures.as_slice() {
-            [] => Ok(ready),
+        let prepared = self.bind(settings);
+        match prepared.failures.as_slice() {
+            [] => Ok(prepared),
             failures => Err(failures.join("; ")),
         }
     }
@@ -95,23 +95,23 @@ impl NetworkListeners {
     /// degrades only these listeners: the health report names it, and the next reload tries
     /// again.
     pub async fn listen(&self, settings: &Settings) {
-        let ready = self.bind(settings);
-        for failure in &ready.failures {
+        let prepared = self.bind(settings);
+        for failure in &prepared.failures {
             tracing::error!(failure, "listener on a shared network failed to bind");
         }
-        self.switch(ready).await;
+        self.switch(prepared).await;
     }
 
     fn bind(&self, settings: &Settings) -> PreparedNetworkListeners {
         let proxies = settings.egress.listen.iter().copied();
         let names = settings.egress.dns.listen.iter().copied();
         let mut wanted: Vec<ListenAddress> = proxies.map(ListenAddress::Proxy).collect();
-        wanted.extend(names.map(ListenAddress::Names));
+        wanted.extend(names.map(ListenAddress::Dns));
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut bound, mut failures) = (Vec::new(), Vec::new());
-        for one in wanted.iter().filter(|one| !open.contains_key(one)) {
-            match one.bind() {
-                Ok(socket) => bound.push((*one, socket)),
+        for listen in wanted.iter().filter(|listen| !open.contains_key(listen)) {
+            match listen.bind() {
+                Ok(socket) => bound.push((*listen, socket)),
                 Err(failure) => failures.push(failure),
             }
         }
@@ -124,8 +124,8 @@ impl NetworkListeners {
 
     /// Serves the new sockets, and closes listeners that are no longer configured. Returns when
     /// their sockets are closed.
-    pub async fn switch(&self, ready: PreparedNetworkListeners) {
-        let closing = self.replace(ready);
+    pub async fn switch(&self, prepared: PreparedNetworkListeners) {
+        let closing = self.replace(prepared);
         for open in closing {
             open.stop.cancel();
             open.closed.cancelled().await;
@@ -133,52 +133,56 @@ impl NetworkListeners {
     }
 
     /// Replaces the open listeners, and returns those to close.
-    fn replace(&self, ready: PreparedNetworkListeners) -> Vec<OpenListener> {
+    fn replace(&self, prepared: PreparedNetworkListeners) -> Vec<OpenListener> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let closing = open.extract_if(|one, _| !ready.wanted.contains(one));
+        let closing = open.extract_if(|listen, _| !prepared.wanted.contains(listen));
         let closing: Vec<OpenListener> = closing.map(|(_, open)| open).collect();
-        for (one, bound) in ready.bound {
+        for (listen, bound) in prepared.bound {
             let stop = self.stop.child_token();
-            let at = bound.at().unwrap_or(one.shown().1);
+            let address = bound.local_address().unwrap_or(listen.name_and_address().1);
             let closed = CancellationToken::new();
             let opened = OpenListener {
-                at,
+                address,
                 stop: stop.clone(),
                 closed: closed.clone(),
             };
             let closed = Arc::new(closed.drop_guard());
-            open.insert(one, opened);
+            open.insert(listen, opened);
             let traffic = Arc::clone(&self.traffic);
             let serving = async move {
                 let served = match bound {
                     BoundSockets::Proxy(listener) => {
                         listeners::serve_shared(traffic, listener, stop, closed).await
                     }
-                    BoundSockets::Names(datagrams, listener) => {
+                    BoundSockets::Dns(datagrams, listener) => {
                         listeners::serve_shared_dns(traffic, datagrams, listener, stop, closed)
                             .await
                     }
                 };
                 if let Err(error) = served {
-                    tracing::error!(%at, %error, "serving a shared network failed");
+                    tracing::error!(%address, %error, "listener on a shared network failed");
                 }
             };
             self.tasks.spawn_on(serving, &self.runtime);
         }
-        match ready.failures.as_slice() {
-            [] => self.health_registry.retract(BOUND),
-            failures => self.health_registry.check(BOUND, Err(failures.join("; "))),
+        match prepared.failures.as_slice() {
+            [] => self.health_registry.retract(BIND_CHECK),
+            failures => self
+                .health_registry
+                .check(BIND_CHECK, Err(failures.join("; "))),
         }
         let addresses = |name: &str| -> Vec<SocketAddr> {
-            let of_it = open.iter().filter(|(one, _)| one.shown().0 == name);
-            of_it.map(|(_, open)| open.at).collect()
+            let named = open
+                .iter()
+                .filter(|(listen, _)| listen.name_and_address().0 == name);
+            named.map(|(_, open)| open.address).collect()
         };
-        let (proxies, resolvers) = (addresses(PROXY), addresses(DNS));
-        self.health_registry.listening(PROXY, &proxies);
-        self.health_registry.listening(DNS, &resolvers);
+        let (proxies, resolvers) = (addresses(PROXY_NAME), addresses(DNS_NAME));
+        self.health_registry.listening(PROXY_NAME, &proxies);
+        self.health_registry.listening(DNS_NAME, &resolvers);
         self.traffic.listener_checks().watch(proxies, resolvers);
         // The gate does not connect to its own listeners.
-        let own = open.values().map(|open| open.at);
+        let own = open.values().map(|open| open.address);
         self.traffic.dialer().set_own_addresses(own);
         closing
     }
@@ -191,46 +195,41 @@ impl NetworkListeners {
 }
 
 impl BoundSockets {
-    fn at(&self) -> std::io::Result<SocketAddr> {
+    fn local_address(&self) -> std::io::Result<SocketAddr> {
         match self {
-            BoundSockets::Proxy(listener) | BoundSockets::Names(_, listener) => {
-                listener.local_addr()
-            }
+            BoundSockets::Proxy(listener) | BoundSockets::Dns(_, listener) => listener.local_addr(),
         }
     }
 }
 
 impl ListenAddress {
-    fn shown(&self) -> (&'static str, SocketAddr) {
+    fn name_and_address(&self) -> (&'static str, SocketAddr) {
         match self {
-            ListenAddress::Proxy(at) => (PROXY, *at),
-            ListenAddress::Names(at) => (DNS, *at),
+            ListenAddress::Proxy(at) => (PROXY_NAME, *at),
+            ListenAddress::Dns(at) => (DNS_NAME, *at),
         }
     }
 
     fn bind(&self) -> Result<BoundSockets, String> {
-        let (name, at) = self.shown();
+        let (name, at) = self.name_and_address();
         let bound = || -> std::io::Result<BoundSockets> {
             match self {
                 ListenAddress::Proxy(at) => Ok(BoundSockets::Proxy(TcpListener::bind(at)?)),
-                ListenAddress::Names(at) => {
+                ListenAddress::Dns(at) => {
                     let datagrams = UdpSocket::bind(at)?;
                     if at.is_ipv4() {
                         setsockopt(&datagrams, Ipv4PacketInfo, &true)?;
                     } else {
                         setsockopt(&datagrams, Ipv6RecvPacketInfo, &true)?;
                     }
-                    Ok(BoundSockets::Names(
-                        datagrams.into(),
-                        TcpListener::bind(at)?,
-                    ))
+                    Ok(BoundSockets::Dns(datagrams.into(), TcpListener::bind(at)?))
                 }
             }
         };
         bound().map_err(|error| {
             let key = match self {
                 ListenAddress::Proxy(_) => "egress.listen",
-                ListenAddress::Names(_) => "egress.dns.listen",
+                ListenAddress::Dns(_) => "egress.dns.listen",
             };
             format!(
                 "cannot listen on {at} for {name} ({error}); change {key}, or stop the program \

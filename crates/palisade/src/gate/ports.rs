@@ -1,5 +1,5 @@
-//! Implementations of the ports that traffic uses: registry, audit log, pack reader, socket
-//! owners.
+//! Implementations of the traits by which the egress crate uses the gate: registry, audit log,
+//! pack reader, socket owners.
 
 use std::fs::File;
 use std::net::{IpAddr, SocketAddr};

@@ -37,7 +37,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::gate::network_listeners::{NetworkListeners, PreparedNetworkListeners};
 use crate::gate::tools::{PreparedListeners, ToolService};
-use crate::gate::{POLICY_LOADED, audit_options, environment};
+use crate::gate::{POLICY_LOADED, audit_options, read_environment_variable};
 use crate::paths::ConfigPath;
 use crate::telemetry::Telemetry;
 use crate::telemetry::process_metrics::ProcessMetrics;
@@ -46,17 +46,17 @@ use crate::telemetry::process_metrics::ProcessMetrics;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the files must be unchanged.
-const SETTLE: Duration = Duration::from_millis(150);
+const SETTLE_TIME: Duration = Duration::from_millis(150);
 
 /// Settings that take effect only at the start.
-const AT_START: &[&str] = &["/metrics/tracing/", "/logging/format"];
+const START_ONLY_SETTINGS: &[&str] = &["/metrics/tracing/", "/logging/format"];
 
 /// How long a file must be unchanged while it is open for writing. The writer may be slow, and
 /// may never close it.
-const SETTLE_OPEN: Duration = Duration::from_secs(2);
+const SETTLE_TIME_WHILE_OPEN: Duration = Duration::from_secs(2);
 
 /// Delay after an event, so that one read handles a burst of events.
-const DEBOUNCE: Duration = Duration::from_millis(20);
+const DEBOUNCE_DELAY: Duration = Duration::from_millis(20);
 
 /// A change that has not been stable for long enough.
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ struct PendingChange {
 
 /// Validated and prepared settings that are not in force yet.
 struct PreparedReload {
-    shared: PreparedNetworkListeners,
+    network_listeners: PreparedNetworkListeners,
     listeners: PreparedListeners,
     filter: EnvFilter,
     audit: AuditOptions,
@@ -111,7 +111,7 @@ pub struct Reloader {
     /// Health of the configuration.
     pub health_registry: Arc<HealthRegistry>,
     /// Metrics of reloads.
-    pub numbers: ProcessMetrics,
+    pub process_metrics: ProcessMetrics,
     /// Log level and redacted secrets.
     pub telemetry: Arc<Telemetry>,
     /// Audit options; the audit log records reloads.
@@ -121,7 +121,7 @@ pub struct Reloader {
     /// Dialer and resolvers; requests in flight are checked again.
     pub traffic: Arc<Services>,
     /// Listeners on shared networks.
-    pub shared: Arc<NetworkListeners>,
+    pub network_listeners: Arc<NetworkListeners>,
     /// Tools and their listeners.
     pub tools: Arc<ToolService>,
     /// Reload requests of the control socket.
@@ -129,7 +129,7 @@ pub struct Reloader {
     /// SIGHUP.
     pub hangup: Mutex<Signal>,
     /// Fingerprint of the files at the last reload, accepted or refused.
-    pub seen: Mutex<[u8; 32]>,
+    pub last_fingerprint: Mutex<[u8; 32]>,
     /// Notified when the settings have changed.
     pub changed: Arc<Notify>,
 }
@@ -142,11 +142,11 @@ impl Reloader {
     pub async fn run(self: Arc<Self>, stop: CancellationToken) -> Result<()> {
         let changed = Arc::new(Notify::new());
         let mut watch = FileWatch::new(&changed);
-        watch.follow(&self.read().await?);
+        watch.watch_sources(&self.read().await?);
         let mut hangup = self.hangup.lock().await;
         let mut requests = self.requests.lock().await;
         let mut pending: Option<PendingChange> = None;
-        let mut look_at = Instant::now() + POLL_INTERVAL;
+        let mut next_check = Instant::now() + POLL_INTERVAL;
         loop {
             let forced = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
@@ -156,14 +156,14 @@ impl Reloader {
                     Some(None)
                 }
                 () = changed.notified() => {
-                    look_at = look_at.min(Instant::now() + DEBOUNCE);
+                    next_check = next_check.min(Instant::now() + DEBOUNCE_DELAY);
                     continue;
                 }
-                () = tokio::time::sleep_until(look_at) => None,
+                () = tokio::time::sleep_until(next_check) => None,
             };
             let events = watch.events();
             let sources = self.read().await?;
-            watch.follow(&sources);
+            watch.watch_sources(&sources);
             if let Some(answer) = forced {
                 pending = None;
                 let outcome = self.reload(sources).await;
@@ -175,7 +175,7 @@ impl Reloader {
             }
             let now = Instant::now();
             let fingerprint = sources.fingerprint();
-            if fingerprint == *self.seen.lock().await {
+            if fingerprint == *self.last_fingerprint.lock().await {
                 pending = None;
             } else if pending
                 .is_none_or(|before| (before.fingerprint, before.events) != (fingerprint, events))
@@ -187,11 +187,11 @@ impl Reloader {
                 });
             }
             let settle = if watch.is_being_written() {
-                SETTLE_OPEN
+                SETTLE_TIME_WHILE_OPEN
             } else {
-                SETTLE
+                SETTLE_TIME
             };
-            look_at = match pending {
+            next_check = match pending {
                 Some(before) if before.since + settle <= now => {
                     pending = None;
                     // `reload` has reported a refusal.
@@ -206,20 +206,22 @@ impl Reloader {
 
     async fn read(&self) -> Result<Sources> {
         let config = self.config.clone();
-        let read =
-            tokio::task::spawn_blocking(move || Sources::read(config.current(), &environment));
+        let read = tokio::task::spawn_blocking(move || {
+            Sources::read(config.current(), &read_environment_variable)
+        });
         Ok(read.await??)
     }
 
     /// Builds settings from `sources` and puts them in force. Returns the changed keys, or the
     /// reason of a refusal.
     async fn reload(&self, sources: Sources) -> Result<Vec<String>, String> {
-        *self.seen.lock().await = sources.fingerprint();
+        *self.last_fingerprint.lock().await = sources.fingerprint();
         let file = sources.paths().into_iter().next();
-        let built = tokio::task::spawn_blocking(move || sources.settings(&environment))
-            .await
-            .map_err(|error| error.to_string())
-            .and_then(|built| built.map_err(|problems| problems.to_string()));
+        let built =
+            tokio::task::spawn_blocking(move || sources.settings(&read_environment_variable))
+                .await
+                .map_err(|error| error.to_string())
+                .and_then(|built| built.map_err(|problems| problems.to_string()));
         let outcome = match built {
             Ok(settings) => self.swap(settings, file.as_deref()).await,
             Err(problems) => Err(ReloadError::Other(problems)),
@@ -244,7 +246,7 @@ impl Reloader {
                 "reload_refused"
             }
         };
-        self.numbers.reloaded(outcome.is_ok());
+        self.process_metrics.count_reload(outcome.is_ok());
         let record = AuditEvent {
             event: Some(event.to_owned()),
             ..AuditEvent::new(Kind::Config)
@@ -289,7 +291,7 @@ impl Reloader {
             .map_err(|error| error.to_string())??;
         // Sockets last: a client that connects to a new one waits until it is served.
         Ok(PreparedReload {
-            shared: self.shared.prepare(settings)?,
+            network_listeners: self.network_listeners.prepare(settings)?,
             listeners: self.tools.prepare(settings)?,
             filter,
             audit,
@@ -325,7 +327,9 @@ impl Reloader {
             // The audit writer has just ended.
             tracing::error!(%error, "changing the audit options failed");
         }
-        self.shared.switch(prepared.shared).await;
+        self.network_listeners
+            .switch(prepared.network_listeners)
+            .await;
         let listeners = prepared.listeners;
         let governed = old.governs_tools();
         self.tools.apply(&settings, listeners, governed).await;
@@ -333,7 +337,11 @@ impl Reloader {
         self.changed.notify_one();
         self.health_registry.config(file);
         let changed = old.settings.diff(&settings);
-        let needs_restart = |key: &&String| AT_START.iter().any(|section| key.starts_with(section));
+        let needs_restart = |key: &&String| {
+            START_ONLY_SETTINGS
+                .iter()
+                .any(|section| key.starts_with(section))
+        };
         for key in changed.iter().filter(needs_restart) {
             tracing::warn!(
                 key,
@@ -369,14 +377,18 @@ struct FileWatch {
 /// The configuration files that are open for writing.
 #[derive(Default)]
 struct FileWrites {
-    ours: BTreeSet<PathBuf>,
+    config_files: BTreeSet<PathBuf>,
     open: BTreeSet<PathBuf>,
     events: u64,
 }
 
 impl FileWrites {
     fn record(&mut self, event: &notify::Event) {
-        for path in event.paths.iter().filter(|path| self.ours.contains(*path)) {
+        for path in event
+            .paths
+            .iter()
+            .filter(|path| self.config_files.contains(*path))
+        {
             self.events += 1;
             match event.kind {
                 EventKind::Modify(ModifyKind::Data(_)) => self.open.insert(path.clone()),
@@ -428,12 +440,14 @@ impl FileWatch {
         lock(&self.writing).events
     }
 
-    fn follow(&mut self, sources: &Sources) {
+    fn watch_sources(&mut self, sources: &Sources) {
         {
             let mut writing = lock(&self.writing);
-            writing.ours = sources.files().into_iter().collect();
-            let FileWrites { ours, open, .. } = &mut *writing;
-            open.retain(|path| ours.contains(path));
+            writing.config_files = sources.files().into_iter().collect();
+            let FileWrites {
+                config_files, open, ..
+            } = &mut *writing;
+            open.retain(|path| config_files.contains(path));
         }
         let Some(watcher) = &mut self.watcher else {
             return;

@@ -16,7 +16,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60 * 60);
 const RETRY_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// The name of the note in health.
-const NOTE: &str = "root_certificate";
+const HEALTH_NOTE: &str = "root_certificate";
 
 /// Renews the root when it is due, and adds it to running sandboxes that do not have it.
 pub async fn maintain(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
@@ -30,7 +30,7 @@ pub async fn maintain(gate: Arc<Gate>, stop: CancellationToken) -> Result<()> {
             tracing::error!(%error, "renewing the root certificate failed");
             format!("renewal failed: {error}")
         });
-        gate.health_registry.note(NOTE, note);
+        gate.health_registry.note(HEALTH_NOTE, note);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(wait(left, renewed.is_err())) => {}
@@ -43,7 +43,7 @@ fn wait(left: Duration, failed: bool) -> Duration {
     if failed {
         RETRY_AFTER
     } else {
-        // A millisecond more: a timer may be early by less than that.
+        // A millisecond one_millisecond: a timer may be early by less than that.
         left.min(MAX_WAIT) + Duration::from_millis(1)
     }
 }
@@ -56,8 +56,8 @@ mod tests {
     #[test]
     fn clock_is_checked_hourly_and_when_renewal_is_due() {
         let hour = Duration::from_secs(60 * 60);
-        let more = Duration::from_millis(1);
-        assert_eq!(wait(1000 * hour, false), hour + more);
+        let one_millisecond = Duration::from_millis(1);
+        assert_eq!(wait(1000 * hour, false), hour + one_millisecond);
         assert_eq!(wait(Duration::from_secs(5), false).as_secs(), 5);
         assert_eq!(wait(Duration::ZERO, true), RETRY_AFTER);
     }

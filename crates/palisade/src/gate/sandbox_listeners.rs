@@ -35,7 +35,7 @@ struct ServedSandbox {
 }
 
 impl SandboxListeners {
-    /// Serves no sandbox yet. Must be called in the runtime that serves them.
+    /// Creates the set without sandboxes. Must be called in the runtime that serves them.
     pub fn new(traffic: Arc<Services>, stop: CancellationToken) -> Self {
         Self {
             runtime: Handle::current(),
@@ -52,7 +52,7 @@ impl SandboxListeners {
         self.tasks.wait().await;
     }
 
-    fn served(&self) -> MutexGuard<'_, HashMap<SandboxId, ServedSandbox>> {
+    fn lock_sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, ServedSandbox>> {
         self.sandboxes
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -81,14 +81,14 @@ impl ListenerHost for SandboxListeners {
             stop: stop.clone(),
             ports: HashMap::new(),
         };
-        if let Some(before) = self.served().insert(sandbox.clone(), new) {
+        if let Some(before) = self.lock_sandboxes().insert(sandbox.clone(), new) {
             before.stop.cancel();
         }
         let (traffic, id) = (Arc::clone(&self.traffic), sandbox.clone());
         self.tasks.spawn_on(
             async move {
                 if let Err(error) = listeners::serve(traffic, id.clone(), sockets, stop).await {
-                    tracing::error!(sandbox = %id, %error, "serving a sandbox failed");
+                    tracing::error!(sandbox = %id, %error, "sandbox listener failed");
                 }
             },
             &self.runtime,
@@ -101,7 +101,7 @@ impl ListenerHost for SandboxListeners {
             return;
         };
         let stop = {
-            let mut served = self.served();
+            let mut served = self.lock_sandboxes();
             let Some(entry) = served.get_mut(sandbox) else {
                 return;
             };
@@ -124,7 +124,7 @@ impl ListenerHost for SandboxListeners {
     }
 
     fn unpublish(&self, sandbox: &SandboxId, host: SocketAddr) {
-        let mut served = self.served();
+        let mut served = self.lock_sandboxes();
         let token = served
             .get_mut(sandbox)
             .and_then(|entry| entry.ports.remove(&host));
@@ -134,14 +134,14 @@ impl ListenerHost for SandboxListeners {
     }
 
     fn detach(&self, sandbox: &SandboxId) {
-        if let Some(entry) = self.served().remove(sandbox) {
+        if let Some(entry) = self.lock_sandboxes().remove(sandbox) {
             entry.stop.cancel();
         }
         self.traffic.remove_sandbox(sandbox);
     }
 
     fn serves(&self, sandbox: &SandboxId) -> bool {
-        self.served().contains_key(sandbox)
+        self.lock_sandboxes().contains_key(sandbox)
     }
 
     fn trust(&self) -> Trust {

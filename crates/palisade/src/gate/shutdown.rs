@@ -18,13 +18,13 @@ use tokio::time::Instant;
 /// not keep a gate from ending.
 const AUDIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum limit: adding a longer one to the clock could overflow.
+/// Maximum shutdown time: adding a longer time to the clock could overflow.
 const MAX_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The deadline of a shutdown that has begun.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    begun: Instant,
+    started: Instant,
     limit: Duration,
 }
 
@@ -35,27 +35,27 @@ impl Deadline {
     /// Minimum time for exporting the last traces, even after the deadline.
     const MIN_TRACES: Duration = Duration::from_secs(1);
 
-    /// The deadline of a shutdown that begins now.
-    pub fn after(limit: Duration) -> Self {
+    /// The deadline of a shutdown that begins now and may take `limit`.
+    pub fn starting_now(limit: Duration) -> Self {
         Self {
-            begun: Instant::now(),
+            started: Instant::now(),
             limit: limit.min(MAX_LIMIT),
         }
     }
 
     /// When requests in flight are cut off and tool processes are killed.
     pub fn cut_off(&self) -> Instant {
-        self.begun + self.limit / 5 * 4
+        self.started + self.limit / 5 * 4
     }
 
     /// When the audit log must be closed.
     pub fn end(&self) -> Instant {
-        (self.begun + self.limit).max(self.cut_off() + AUDIT_TIMEOUT)
+        (self.started + self.limit).max(self.cut_off() + AUDIT_TIMEOUT)
     }
 
     /// How long exporting the last traces may take, from now on.
     pub fn for_traces(&self) -> Duration {
-        let left = (self.begun + self.limit).saturating_duration_since(Instant::now());
+        let left = (self.started + self.limit).saturating_duration_since(Instant::now());
         left.clamp(Self::MIN_TRACES, Self::MAX_TRACES)
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn shutdown_cuts_off_at_four_fifths_of_its_limit() {
         let begun = Instant::now();
-        let deadline = Deadline::after(Duration::from_secs(100));
+        let deadline = Deadline::starting_now(Duration::from_secs(100));
         assert_eq!(deadline.cut_off() - begun, Duration::from_secs(80));
         assert_eq!(deadline.end() - begun, Duration::from_secs(100));
         assert_eq!(deadline.for_traces(), Deadline::MAX_TRACES);
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn short_shutdown_still_gives_the_audit_log_time() {
         let begun = Instant::now();
-        let deadline = Deadline::after(Duration::ZERO);
+        let deadline = Deadline::starting_now(Duration::ZERO);
         assert!(deadline.end() - begun >= AUDIT_TIMEOUT);
     }
 }

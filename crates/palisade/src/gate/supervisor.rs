@@ -33,7 +33,7 @@ const BACKOFF_RESET: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     health_registry: Arc<HealthRegistry>,
-    numbers: ProcessMetrics,
+    process_metrics: ProcessMetrics,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -42,12 +42,12 @@ impl Supervisor {
     /// A supervisor whose tasks end when `stop` is cancelled.
     pub fn new(
         health_registry: Arc<HealthRegistry>,
-        numbers: ProcessMetrics,
+        process_metrics: ProcessMetrics,
         stop: CancellationToken,
     ) -> Self {
         Self {
             health_registry,
-            numbers,
+            process_metrics,
             stop,
             tasks: TaskTracker::new(),
         }
@@ -104,7 +104,7 @@ impl Supervisor {
             health.last_error = Some(error);
             health.state = TaskState::Waiting;
             self.health_registry.task(name, health.clone());
-            self.numbers.task_restarted(name);
+            self.process_metrics.count_task_restart(name);
             tokio::select! {
                 () = self.stop.cancelled() => break,
                 () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(MAX_BACKOFF),

@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::listeners::PreparedListeners;
 use self::listeners::{ListenerTable, McpListeners};
 pub use self::sandboxed::SandboxLauncher;
-use crate::process_guard::GUARD;
+use crate::process_guard::GUARD_ARGUMENT;
 
 /// Name of the supervised task that ends unused sessions and writes fingerprints.
 pub const TASK: &str = "tools";
@@ -72,11 +72,11 @@ pub struct McpDependencies {
     /// The health registry.
     pub health_registry: Arc<HealthRegistry>,
     /// All metrics of the gate.
-    pub numbers: Arc<Registry>,
+    pub registry: Arc<Registry>,
     /// Metrics of tool calls, already registered.
     pub metrics: Metrics,
     /// Starts MCP servers in sandboxes.
-    pub sandboxed: Arc<dyn mcp::launch::Launcher>,
+    pub sandbox_launcher: Arc<dyn mcp::launch::Launcher>,
 }
 
 /// The tool service: see the module.
@@ -116,7 +116,7 @@ impl ToolService {
                 guard_command: guard_command(),
                 exit_timeout: mcp::launch::DEFAULT_EXIT_TIMEOUT,
             }),
-            sandbox: dependencies.sandboxed,
+            sandbox: dependencies.sandbox_launcher,
         };
         let fingerprints = Arc::new(dependencies.fingerprints);
         // Not a child of the gate's stop token: ending tool processes has its own deadline.
@@ -135,7 +135,7 @@ impl ToolService {
             bridge,
             hooks: interceptor,
             large_bodies: LargeBodyLimit::default(),
-            render_metrics: Arc::new(move || metrics_text(&dependencies.numbers)),
+            render_metrics: Arc::new(move || metrics_text(&dependencies.registry)),
             metrics_path: MetricsPath::of(settings),
             health,
         });
@@ -227,7 +227,7 @@ impl ToolService {
 fn guard_command() -> Vec<OsString> {
     vec![
         "/proc/self/exe".into(),
-        GUARD.into(),
+        GUARD_ARGUMENT.into(),
         "--parent".into(),
         std::process::id().to_string().into(),
         "--".into(),
@@ -235,9 +235,9 @@ fn guard_command() -> Vec<OsString> {
 }
 
 /// Metrics as Prometheus text.
-fn metrics_text(numbers: &Registry) -> String {
+fn metrics_text(registry: &Registry) -> String {
     let mut text = String::new();
-    match encode(&mut text, numbers) {
+    match encode(&mut text, registry) {
         Ok(()) => text,
         Err(error) => format!("# {error}\n"),
     }

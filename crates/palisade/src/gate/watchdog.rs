@@ -48,7 +48,7 @@ use crate::paths;
 use crate::process_guard;
 
 /// The argument that makes this program a watchdog.
-pub const WATCHDOG: &str = "__watchdog";
+pub const WATCHDOG_ARGUMENT: &str = "__watchdog";
 
 /// Timeout for a gate to become ready.
 pub const START_LIMIT: Duration = Duration::from_secs(30);

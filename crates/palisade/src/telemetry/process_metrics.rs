@@ -34,13 +34,13 @@ struct TaskLabels {
 
 impl ProcessMetrics {
     /// Counts a reload.
-    pub fn reloaded(&self, succeeded: bool) {
+    pub fn count_reload(&self, succeeded: bool) {
         let status = if succeeded { "success" } else { "failed" };
         self.reloads.get_or_create(&ReloadLabels { status }).inc();
     }
 
     /// Counts a restart of a task.
-    pub fn task_restarted(&self, task: &'static str) {
+    pub fn count_task_restart(&self, task: &'static str) {
         self.restarts.get_or_create(&TaskLabels { task }).inc();
     }
 

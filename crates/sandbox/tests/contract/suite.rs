@@ -228,7 +228,7 @@ pub(crate) fn every_call_for_an_unknown_sandbox_is_not_found(fixture: &dyn Backe
     ];
     for (place, answer) in answers.into_iter().enumerate() {
         let reply = answer.map(|error| error.to_string());
-        let wanted = "Sandbox 'nobody' not found.";
+        let wanted = "Sandbox 'unknown' not found.";
         assert_eq!(reply.as_deref(), Some(wanted), "{place}");
     }
     assert_eq!(fixture.traces(), before);

@@ -34,7 +34,7 @@ pub(in crate::dialer) struct HostPool {
     pub(in crate::dialer) changed: Notify,
     pool: Weak<Pool>,
     /// Pooled connections of this sandbox, in all its host pools.
-    pub(super) kept: Arc<AtomicUsize>,
+    pub(super) pooled: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -115,7 +115,7 @@ pub(in crate::dialer) struct DialPermit {
     done: bool,
 }
 
-/// A request's share of the pool.
+/// A request's use of a pooled connection or stream. Dropping the slot frees it.
 pub(in crate::dialer) struct PoolSlot {
     host_pool: Arc<HostPool>,
     /// The HTTP/2 connection of the stream; `None` for a whole HTTP/1 connection.
@@ -123,21 +123,21 @@ pub(in crate::dialer) struct PoolSlot {
 }
 
 impl HostPool {
-    pub(super) fn new(key: Key, pool: Weak<Pool>, kept: Arc<AtomicUsize>) -> Self {
+    pub(super) fn new(key: Key, pool: Weak<Pool>, pooled: Arc<AtomicUsize>) -> Self {
         Self {
             key,
             state: Mutex::default(),
             changed: Notify::new(),
             pool,
-            kept,
+            pooled,
         }
     }
 
-    /// Takes a connection or the permission to dial. `seen` is the dial that the caller waited
-    /// for. A retry does not use an idle HTTP/1 connection.
+    /// Takes a connection or the permission to dial. `awaited_dial` is the dial that the
+    /// caller waited for. A retry does not use an idle HTTP/1 connection.
     pub(in crate::dialer) fn check_out(
         self: &Arc<Self>,
-        seen: Option<u64>,
+        awaited_dial: Option<u64>,
         is_retry: bool,
     ) -> Checkout {
         let mut state = locked(&self.state);
@@ -152,8 +152,8 @@ impl HostPool {
                 connection,
             };
         }
-        if let (Some(seen), Some((number, error))) = (seen, &state.failed)
-            && seen == *number
+        if let (Some(awaited_dial), Some((number, error))) = (awaited_dial, &state.failed)
+            && awaited_dial == *number
             && state.http2.is_empty()
         {
             return Checkout::Failed(error.clone());
@@ -192,7 +192,7 @@ impl HostPool {
     /// Takes the most recent idle connection.
     fn take_idle(&self, state: &mut State) -> Option<Idle> {
         let taken = state.idle.pop_back();
-        self.subtract_kept(usize::from(taken.is_some()));
+        self.subtract_pooled(usize::from(taken.is_some()));
         taken
     }
 
@@ -202,23 +202,23 @@ impl HostPool {
             return;
         }
         if state.idle.len() >= MAX_IDLE_HTTP1 && state.idle.pop_front().is_some() {
-            self.subtract_kept(1);
+            self.subtract_pooled(1);
         }
         state.idle.push_back(idle);
-        self.add_kept();
+        self.add_pooled();
     }
 
-    fn add_kept(&self) {
-        self.kept.fetch_add(1, Ordering::Relaxed);
+    fn add_pooled(&self) {
+        self.pooled.fetch_add(1, Ordering::Relaxed);
         if let Some(pool) = self.pool.upgrade() {
-            pool.kept.fetch_add(1, Ordering::Relaxed);
+            pool.pooled.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn subtract_kept(&self, by: usize) {
-        self.kept.fetch_sub(by, Ordering::Relaxed);
+    fn subtract_pooled(&self, by: usize) {
+        self.pooled.fetch_sub(by, Ordering::Relaxed);
         if let Some(pool) = self.pool.upgrade() {
-            pool.kept.fetch_sub(by, Ordering::Relaxed);
+            pool.pooled.fetch_sub(by, Ordering::Relaxed);
         }
     }
 
@@ -227,9 +227,9 @@ impl HostPool {
         let Some(pool) = self.pool.upgrade() else {
             return;
         };
-        if self.kept.load(Ordering::Relaxed) > MAX_POOLED_PER_SANDBOX {
+        if self.pooled.load(Ordering::Relaxed) > MAX_POOLED_PER_SANDBOX {
             pool.trim(Some(&self.key.0));
-        } else if pool.kept.load(Ordering::Relaxed) > MAX_POOLED_TOTAL {
+        } else if pool.pooled.load(Ordering::Relaxed) > MAX_POOLED_TOTAL {
             pool.trim(None);
         }
     }
@@ -237,7 +237,7 @@ impl HostPool {
     pub(super) fn close(&self) {
         let mut state = locked(&self.state);
         state.closed = true;
-        self.subtract_kept(state.idle.len() + state.http2.len());
+        self.subtract_pooled(state.idle.len() + state.http2.len());
         let closed = (
             std::mem::take(&mut state.idle),
             std::mem::take(&mut state.http2),
@@ -257,7 +257,7 @@ impl HostPool {
                 .count()
     }
 
-    /// Since when the connection that is idle longest is idle.
+    /// The time since which the longest idle connection is idle.
     pub(super) fn oldest(&self) -> Option<Instant> {
         locked(&self.state).oldest()
     }
@@ -265,7 +265,7 @@ impl HostPool {
     pub(super) fn drop_oldest(&self) {
         let mut state = locked(&self.state);
         let oldest = state.oldest();
-        let before = state.kept();
+        let before = state.pooled();
         if state.idle.front().map(|idle| idle.since) == oldest {
             state.idle.pop_front();
         } else {
@@ -273,12 +273,12 @@ impl HostPool {
                 .http2
                 .retain(|connection| connection.idle_since() != oldest);
         }
-        self.subtract_kept(before - state.kept());
+        self.subtract_pooled(before - state.pooled());
     }
 
     /// Drops expired connections, and HTTP/2 connections that are known to be closed.
     fn drop_expired(&self, state: &mut State) {
-        let before = state.kept();
+        let before = state.pooled();
         let is_expired = |idle: &Idle| idle.since.elapsed() >= IDLE_TIMEOUT;
         while state.idle.front().is_some_and(is_expired) {
             state.idle.pop_front();
@@ -288,14 +288,14 @@ impl HostPool {
             let expired = unused.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT);
             !expired && !connection.sender.is_closed()
         });
-        self.subtract_kept(before - state.kept());
+        self.subtract_pooled(before - state.pooled());
     }
 
     /// Drops expired connections, and idle ones that the upstream has closed.
     fn drop_closed(&self, state: &mut State) {
-        let before = state.kept();
+        let before = state.pooled();
         state.idle.retain_mut(|idle| idle.connection.is_alive());
-        self.subtract_kept(before - state.kept());
+        self.subtract_pooled(before - state.pooled());
         self.drop_expired(state);
     }
 
@@ -303,12 +303,12 @@ impl HostPool {
     pub(super) fn sweep(&self) -> bool {
         let mut state = locked(&self.state);
         self.drop_closed(&mut state);
-        state.kept() == 0 && state.busy == 0 && state.dialing.is_none()
+        state.pooled() == 0 && state.busy == 0 && state.dialing.is_none()
     }
 }
 
 impl State {
-    fn kept(&self) -> usize {
+    fn pooled(&self) -> usize {
         self.idle.len() + self.http2.len()
     }
 
@@ -323,8 +323,9 @@ impl State {
 }
 
 impl DialPermit {
-    /// The upstream speaks HTTP/1.1: the caller keeps the connection, and waiting requests dial.
-    pub(in crate::dialer) fn http1(mut self) -> PoolSlot {
+    /// Ends the dial to an HTTP/1.1 upstream: the caller keeps the connection, and waiting
+    /// requests dial.
+    pub(in crate::dialer) fn complete_http1(mut self) -> PoolSlot {
         let mut state = locked(&self.host_pool.state);
         state.protocol = KnownProtocol::Http1;
         if self.number.is_some() {
@@ -337,8 +338,8 @@ impl DialPermit {
         PoolSlot::new(&self.host_pool, None)
     }
 
-    /// The upstream speaks HTTP/2: waiting requests share the connection.
-    pub(in crate::dialer) fn http2(
+    /// Ends the dial to an HTTP/2 upstream: waiting requests share the connection.
+    pub(in crate::dialer) fn complete_http2(
         mut self,
         sender: http2::SendRequest<OutgoingBody>,
         peer: SocketAddr,
@@ -366,7 +367,7 @@ impl DialPermit {
         }
         if !state.closed && state.http2.len() < MAX_HTTP2 {
             state.http2.push(Arc::clone(&connection));
-            self.host_pool.add_kept();
+            self.host_pool.add_pooled();
         }
         drop(state);
         self.done = true;
@@ -375,8 +376,8 @@ impl DialPermit {
         PoolSlot::new(&self.host_pool, Some(connection))
     }
 
-    /// The dial failed: requests that waited for it get the same error.
-    pub(in crate::dialer) fn failed(mut self, error: &DialError) {
+    /// Ends a failed dial: requests that waited for it get the same error.
+    pub(in crate::dialer) fn fail(mut self, error: &DialError) {
         if let Some(number) = self.number {
             locked(&self.host_pool.state).failed = Some((number, error.clone()));
         }

@@ -1,4 +1,5 @@
-//! Tests of the fork: after CONNECT or Upgrade no byte is parsed before the service decides.
+//! Tests of pending upgrades: after CONNECT or Upgrade no byte is parsed before the service
+//! decides.
 
 use std::future::poll_fn;
 
@@ -80,7 +81,7 @@ async fn into_inner_returns_connection_and_held_bytes() {
 }
 
 #[tokio::test]
-async fn fork_decision_wakes_waiting_reader() {
+async fn upgrade_decision_wakes_waiting_reader() {
     for (head, upgrade) in [(CONNECT, true), (CONNECT, false), (UPGRADE, false)] {
         let (_client, mut guard, faults) = connection(&format!("{head}{NEXT}")).await;
         assert_eq!(read(&mut guard, head.len()).await, head);
@@ -101,7 +102,7 @@ async fn fork_decision_wakes_waiting_reader() {
 }
 
 #[tokio::test]
-async fn fork_decision_for_another_request_is_ignored() {
+async fn upgrade_decision_for_another_request_is_ignored() {
     let (_client, mut guard, faults) = connection(&format!("{NEXT}{UPGRADE}{BAD}")).await;
     let length = NEXT.len() + UPGRADE.len();
     read(&mut guard, length).await;
@@ -115,7 +116,7 @@ async fn fork_decision_for_another_request_is_ignored() {
 }
 
 #[tokio::test]
-async fn body_of_upgrade_is_checked_before_the_fork() {
+async fn body_of_upgrade_request_is_checked() {
     let head = UPGRADE.replace("\r\n\r\n", "\r\nContent-Length: 3\r\n\r\nab");
     let (mut client, mut guard, faults) = connection(&head).await;
     assert_eq!(read(&mut guard, head.len()).await, head);
@@ -138,7 +139,7 @@ async fn upgrade_in_http_1_0_is_ignored() {
 }
 
 #[tokio::test]
-async fn fork_detects_closed_client_and_limits_held_bytes() {
+async fn pending_upgrade_detects_closed_client_and_limits_held_bytes() {
     let (client, mut guard, _faults) = connection(CONNECT).await;
     assert_eq!(read(&mut guard, CONNECT.len()).await, CONNECT);
     assert_pending(&mut guard).await;

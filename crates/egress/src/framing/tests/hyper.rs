@@ -1,4 +1,5 @@
-//! Tests of the guard with hyper: the requests of the service, and the answers to the client.
+//! Tests of the framing guard with hyper: the requests that the service receives, and the answers
+//! to the client.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};

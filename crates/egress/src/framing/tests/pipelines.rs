@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof, proptest};
 
-use super::{Exercise, fuzz_check};
+use super::{GuardOutput, fuzz_check};
 
 fn body() -> impl Strategy<Value = Vec<u8>> {
     vec(
@@ -57,13 +57,13 @@ proptest! {
         step in 1usize..100,
     ) {
         let bytes = messages.concat();
-        let seen = Exercise::run(&bytes, step);
+        let seen = GuardOutput::run(&bytes, step);
         assert_eq!(seen.fault, None);
         assert_eq!(seen.out, bytes);
         // A fault after the messages has the next number.
         let mut bytes = bytes;
         bytes.extend(b"\x16");
-        let seen = Exercise::run(&bytes, step);
+        let seen = GuardOutput::run(&bytes, step);
         assert_eq!(seen.fault.map(|(ordinal, _)| ordinal), Some(messages.len() as u64));
         fuzz_check(&bytes);
     }

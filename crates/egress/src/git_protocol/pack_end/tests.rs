@@ -6,14 +6,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn zlib(content: &[u8], level: u32) -> Vec<u8> {
+fn zlib_compress(content: &[u8], level: u32) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(Vec::new(), Compression::new(level));
     encoder.write_all(content).unwrap();
     encoder.finish().unwrap()
 }
 
 /// The header of an object.
-fn header(kind: u8, mut size: u64) -> Vec<u8> {
+fn entry_header(kind: u8, mut size: u64) -> Vec<u8> {
     let mut byte = (kind << 4) | (size & 15) as u8;
     size >>= 4;
     let mut out = Vec::new();
@@ -27,11 +27,16 @@ fn header(kind: u8, mut size: u64) -> Vec<u8> {
 }
 
 fn entry(kind: u8, base: &[u8], content: &[u8], level: u32) -> Vec<u8> {
-    let packed = zlib(content, level);
-    [header(kind, content.len() as u64), base.to_vec(), packed].concat()
+    let packed = zlib_compress(content, level);
+    [
+        entry_header(kind, content.len() as u64),
+        base.to_vec(),
+        packed,
+    ]
+    .concat()
 }
 
-fn sealed(format: ObjectFormat, mut pack: Vec<u8>) -> Vec<u8> {
+fn with_hash(format: ObjectFormat, mut pack: Vec<u8>) -> Vec<u8> {
     let algorithm = match format {
         ObjectFormat::Sha1 => &SHA1_FOR_LEGACY_USE_ONLY,
         ObjectFormat::Sha256 => &SHA256,
@@ -41,13 +46,13 @@ fn sealed(format: ObjectFormat, mut pack: Vec<u8>) -> Vec<u8> {
     pack
 }
 
-fn whole(format: ObjectFormat, entries: &[Vec<u8>]) -> Vec<u8> {
+fn complete_pack(format: ObjectFormat, entries: &[Vec<u8>]) -> Vec<u8> {
     pack(format, u32::try_from(entries.len()).unwrap(), entries)
 }
 
 fn pack(format: ObjectFormat, count: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     let begin = [&b"PACK\0\0\0\x02"[..], &count.to_be_bytes()].concat();
-    sealed(format, [begin, entries.concat()].concat())
+    with_hash(format, [begin, entries.concat()].concat())
 }
 
 fn entries(format: ObjectFormat) -> Vec<Vec<u8>> {
@@ -78,7 +83,7 @@ fn entries(format: ObjectFormat) -> Vec<Vec<u8>> {
 fn pack_end_is_found_exactly() {
     for format in [ObjectFormat::Sha1, ObjectFormat::Sha256] {
         let all = entries(format);
-        let whole = whole(format, &all);
+        let whole = complete_pack(format, &all);
         for piece in [1, 7, 4096, usize::MAX] {
             assert_eq!(fuzz_check(format, &whole, piece), Ok(true), "{piece}");
         }
@@ -102,7 +107,7 @@ fn inconsistent_pack_is_refused() {
     let one = entry(3, b"", b"content", 6);
     let many = std::slice::from_ref(&one);
     let forged = |declared: u64, content: &[u8]| {
-        let entry = [header(3, declared), zlib(content, 6)].concat();
+        let entry = [entry_header(3, declared), zlib_compress(content, 6)].concat();
         pack(sha1, 1, &[entry])
     };
     let mut wrong = pack(sha1, 1, many);
@@ -128,15 +133,15 @@ fn inconsistent_pack_is_refused() {
             [&b"PACK\0\0\0\x02"[..], &[0xff; 4]].concat(),
             PackEndError::TooLarge,
         ),
-        (pack(sha1, 1, &[header(0, 1)]), PackEndError::Entry),
-        (pack(sha1, 1, &[header(5, 1)]), PackEndError::Entry),
+        (pack(sha1, 1, &[entry_header(0, 1)]), PackEndError::Entry),
+        (pack(sha1, 1, &[entry_header(5, 1)]), PackEndError::Entry),
         (pack(sha1, 1, &[vec![0xff; 40]]), PackEndError::Entry),
         (
-            pack(sha1, 1, &[[header(6, 1), vec![0xff; 40]].concat()]),
+            pack(sha1, 1, &[[entry_header(6, 1), vec![0xff; 40]].concat()]),
             PackEndError::Entry,
         ),
         (
-            pack(sha1, 1, &[[header(3, 5), vec![0; 40]].concat()]),
+            pack(sha1, 1, &[[entry_header(3, 5), vec![0; 40]].concat()]),
             PackEndError::Stream,
         ),
     ] {
@@ -149,7 +154,7 @@ fn inconsistent_pack_is_refused() {
 #[test]
 fn endless_zlib_stream_is_read_in_constant_memory() {
     // Empty stored blocks, none of which is the last one.
-    let begin = pack(ObjectFormat::Sha1, 1, &[header(3, 5)]);
+    let begin = pack(ObjectFormat::Sha1, 1, &[entry_header(3, 5)]);
     let mut end = PackEndFinder::new(ObjectFormat::Sha1);
     end.feed(&begin[..begin.len() - 20]).unwrap();
     end.feed(&[0x78, 0x01]).unwrap();
@@ -179,7 +184,7 @@ proptest! {
         by in 0..2_u8,
     ) {
         let all: Vec<_> = contents.iter().map(|(kind, content)| entry(*kind, b"", content, 6)).collect();
-        let mut bytes = whole(ObjectFormat::Sha1, &all);
+        let mut bytes = complete_pack(ObjectFormat::Sha1, &all);
         let at = flip.index(bytes.len());
         bytes[at] ^= by;
         let whole = fuzz_check(ObjectFormat::Sha1, &bytes, usize::MAX);

@@ -29,7 +29,7 @@ fn command(old: &str, new: &str, name: &str) -> String {
     format!("{old} {new} {name}")
 }
 
-fn first(old: &str, new: &str, name: &str, caps: &str) -> String {
+fn first_command(old: &str, new: &str, name: &str, caps: &str) -> String {
     format!("{old} {new} {name}\0{caps}")
 }
 
@@ -60,7 +60,7 @@ fn probe_is_a_single_flush() {
 
 #[test]
 fn commands_capabilities_and_pack_offset_are_parsed() {
-    let one = first(A, B, "refs/heads/one", &format!("{CAPS} atomic"));
+    let one = first_command(A, B, "refs/heads/one", &format!("{CAPS} atomic"));
     let two = command(ZERO, A, "refs/tags/two");
     let lines: [&[u8]; 3] = [one.as_bytes(), two.as_bytes(), b""];
     let bytes = body(&lines, &pack());
@@ -75,12 +75,12 @@ fn commands_capabilities_and_pack_offset_are_parsed() {
 
 #[test]
 fn announced_push_options_follow_the_commands() {
-    let one = first(ZERO, B, "refs/heads/one", "report-status push-options");
+    let one = first_command(ZERO, B, "refs/heads/one", "report-status push-options");
     let lines: [&[u8]; 5] = [one.as_bytes(), b"", b"ci.skip\n", b"\xff x", b""];
     let push = push(&body(&lines, &pack()));
     assert_eq!(push.head.options, [b"ci.skip".to_vec(), b"\xff x".to_vec()]);
     // Git accepts the capability with a value, too.
-    let one = first(ZERO, B, "refs/heads/one", "push-options=1");
+    let one = first_command(ZERO, B, "refs/heads/one", "push-options=1");
     assert_eq!(
         parse(&body(&[one.as_bytes(), b""], &pack())),
         Err(PushParseError::PktLine(pkt_line::PktLineError))
@@ -89,7 +89,7 @@ fn announced_push_options_follow_the_commands() {
 
 #[test]
 fn push_of_deletions_has_no_pack() {
-    let one = first(A, ZERO, "refs/heads/one", CAPS);
+    let one = first_command(A, ZERO, "refs/heads/one", CAPS);
     let alone = body(&[one.as_bytes(), b""], b"");
     assert_eq!(push(&alone).pack, None);
     let with = body(&[one.as_bytes(), b""], &pack());
@@ -103,7 +103,7 @@ fn push_of_deletions_has_no_pack() {
 fn object_format_follows_the_id_length() {
     let (a, zero) = ("3".repeat(64), "0".repeat(64));
     let caps = "report-status object-format=sha256";
-    let one = first(&zero, &a, "refs/heads/one", caps);
+    let one = first_command(&zero, &a, "refs/heads/one", caps);
     let shallow = format!("shallow {a}");
     let lines: [&[u8]; 3] = [shallow.as_bytes(), one.as_bytes(), b""];
     let long = push(&body(&lines, &pack()));
@@ -112,7 +112,7 @@ fn object_format_follows_the_id_length() {
     let mixed = command(ZERO, B, "refs/heads/two");
     let lines: [&[u8]; 3] = [one.as_bytes(), mixed.as_bytes(), b""];
     assert_eq!(parse(&body(&lines, &pack())), Err(PushParseError::Format));
-    let wrong = first(ZERO, A, "refs/heads/one", caps);
+    let wrong = first_command(ZERO, A, "refs/heads/one", caps);
     assert_eq!(
         parse(&body(&[wrong.as_bytes(), b""], &pack())),
         Err(PushParseError::Format)
@@ -153,8 +153,8 @@ fn commands_of_a_push_certificate_are_parsed() {
 
 #[test]
 fn ambiguous_push_is_refused() {
-    let one = first(ZERO, B, "refs/heads/one", "report-status");
-    let second = first(ZERO, B, "refs/heads/two", "push-options");
+    let one = first_command(ZERO, B, "refs/heads/one", "report-status");
+    let second = first_command(ZERO, B, "refs/heads/two", "push-options");
     let shallow = format!("shallow {A}");
     let check = |lines: &[&[u8]], expected: PushParseError| {
         assert_eq!(parse(&body(lines, &pack())), Err(expected), "{lines:?}");
@@ -171,15 +171,15 @@ fn ambiguous_push_is_refused() {
     check(&[b"shallow 12", b""], PushParseError::Shallow);
     for (line, expected) in [
         (
-            first(ZERO, B, "refs/heads/one", "a\0b"),
+            first_command(ZERO, B, "refs/heads/one", "a\0b"),
             PushParseError::Capabilities,
         ),
         (
-            first(ZERO, B, "refs/heads/one", "a\tb"),
+            first_command(ZERO, B, "refs/heads/one", "a\tb"),
             PushParseError::Capabilities,
         ),
         (
-            first(
+            first_command(
                 ZERO,
                 B,
                 "refs/heads/one",
@@ -188,17 +188,20 @@ fn ambiguous_push_is_refused() {
             PushParseError::Capabilities,
         ),
         (
-            first(ZERO, B, "refs/heads/one", "object-format=md5"),
+            first_command(ZERO, B, "refs/heads/one", "object-format=md5"),
             PushParseError::Format,
         ),
-        (first(ZERO, B, "HEAD", ""), PushParseError::Ref),
-        (first(ZERO, B, "refs/heads/a b", ""), PushParseError::Ref),
+        (first_command(ZERO, B, "HEAD", ""), PushParseError::Ref),
         (
-            first(ZERO, B, "refs/heads/../main", ""),
+            first_command(ZERO, B, "refs/heads/a b", ""),
             PushParseError::Ref,
         ),
         (
-            first("12", B, "refs/heads/one", ""),
+            first_command(ZERO, B, "refs/heads/../main", ""),
+            PushParseError::Ref,
+        ),
+        (
+            first_command("12", B, "refs/heads/one", ""),
             PushParseError::Command,
         ),
         (
@@ -229,7 +232,7 @@ fn ambiguous_push_is_refused() {
 
 #[test]
 fn part_before_the_pack_is_limited() {
-    let one = first(ZERO, B, "refs/heads/one", "push-options");
+    let one = first_command(ZERO, B, "refs/heads/one", "push-options");
     let option = [b'x'; 60_000];
     let mut lines: Vec<&[u8]> = vec![one.as_bytes(), b""];
     lines.extend(std::iter::repeat_n(&option[..], 100));
@@ -255,12 +258,12 @@ fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let line = prop_oneof![
         4 => (id.clone(), id.clone(), "refs/heads/[a-z]{1,4}", prop::option::of("[a-z -]{0,20}"))
             .prop_map(|(old, new, name, caps)| match caps {
-                Some(caps) => first(old, new, &name, &caps).into_bytes(),
+                Some(caps) => first_command(old, new, &name, &caps).into_bytes(),
                 None => command(old, new, &name).into_bytes(),
             }),
         1 => id.prop_map(|id| format!("shallow {id}\n").into_bytes()),
         2 => Just(Vec::new()),
-        1 => Just(first(ZERO, A, "refs/heads/o", "push-options").into_bytes()),
+        1 => Just(first_command(ZERO, A, "refs/heads/o", "push-options").into_bytes()),
         1 => Just(b"push-cert\0report-status".to_vec()),
         1 => Just(b"push-cert-end\n".to_vec()),
         1 => proptest::collection::vec(any::<u8>(), 1..12),
@@ -296,7 +299,7 @@ proptest! {
             .iter()
             .enumerate()
             .map(|(n, name)| match n {
-                0 => first(ZERO, A, name, CAPS),
+                0 => first_command(ZERO, A, name, CAPS),
                 _ => command(A, B, name),
             })
             .collect();

@@ -106,7 +106,7 @@ fn git(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-fn packs(repository: &Path) -> usize {
+fn pack_count(repository: &Path) -> usize {
     let entries = std::fs::read_dir(repository.join("objects/pack")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name());
     names
@@ -139,7 +139,7 @@ async fn repack_leaves_one_pack_and_running_fetch_succeeds() {
     let fixture = MaintenanceFixture::new();
     let app = fixture.app();
     let other = create_many_packs(&app);
-    assert!(packs(&app) > MAX_PACKS);
+    assert!(pack_count(&app) > MAX_PACKS);
 
     // A client that has received the ref advertisement and not yet sent its request.
     let mirror = fixture.mirrors.find(&fixture.settings.git.mirrors[0]);
@@ -149,7 +149,7 @@ async fn repack_leaves_one_pack_and_running_fetch_succeeds() {
     stdout.read_exact(&mut advertised).await.unwrap();
 
     fixture.mirrors.repack(&fixture.settings).await;
-    assert_eq!(packs(&app), 1);
+    assert_eq!(pack_count(&app), 1);
     git(&app, &["fsck", "--strict"]);
     git(&app, &["cat-file", "-e", &other]);
     fixture.mirrors.repack(&fixture.settings).await;
@@ -192,5 +192,5 @@ async fn mirror_with_few_packs_is_not_repacked() {
         &["hash-object", "-t", "tree", "-w", "/dev/null"],
     );
     fixture.mirrors.repack(&fixture.settings).await;
-    assert_eq!(packs(&fixture.app()), 0);
+    assert_eq!(pack_count(&fixture.app()), 0);
 }

@@ -9,14 +9,18 @@ use policy::answer::ApprovalAnswer;
 use policy::reason::Reason;
 use policy::verdict::{Question, VerdictKind};
 
-use super::fixture::{Answered, Gate, Rules, hello_origin};
+use super::fixture::{ClientResponse, Gate, Rules, hello_origin};
 use super::operator::ALLOW;
 
 #[tokio::test]
 async fn held_request_follows_the_operators_answer() {
     for (rules, host, rule) in [
         (Rules::default(), "asked.example", "egress.unknown"),
-        (Rules::asking("mine"), "known.example", "rego:mine"),
+        (
+            Rules::with_asking_bundle("mine"),
+            "known.example",
+            "rego:mine",
+        ),
     ] {
         for (answer, refused) in [
             (ALLOW, None),
@@ -24,13 +28,13 @@ async fn held_request_follows_the_operators_answer() {
             (ApprovalAnswer::TimedOut, Some(Reason::AskTimeout)),
         ] {
             let gate = Gate::new(&rules);
-            let asking = gate.ask(host, "/").await;
-            let open = gate.operator.next().await;
+            let request_task = gate.spawn_get(host, "/").await;
+            let open = gate.operator.next_question().await;
             assert_eq!(open.question.rules, [rule.into()]);
             assert_eq!(gate.sandbox.in_flight.held(), 1);
             assert_eq!(gate.origin.requests().len(), 0, "nothing left yet");
             open.answer(answer);
-            let answered = asking.await.unwrap();
+            let answered = request_task.await.unwrap();
             let (verdict, reason, by) = gate.only_record().await;
             assert_eq!(reason, refused);
             match refused {
@@ -59,10 +63,10 @@ async fn held_request_follows_the_operators_answer() {
 #[tokio::test]
 async fn answer_satisfies_only_its_own_question() {
     let gate = Gate::new(&Rules::default());
-    let first = gate.ask("asked.example", "/").await;
-    let refused = gate.operator.next().await;
-    let second = gate.ask("other.example", "/").await;
-    let allowed = gate.operator.next().await;
+    let first = gate.spawn_get("asked.example", "/").await;
+    let refused = gate.operator.next_question().await;
+    let second = gate.spawn_get("other.example", "/").await;
+    let allowed = gate.operator.next_question().await;
     assert_ne!(refused.question.digest, allowed.question.digest);
     allowed.answer(ALLOW);
     assert_eq!(second.await.unwrap().status, 200);
@@ -74,8 +78,11 @@ async fn answer_satisfies_only_its_own_question() {
     refused.answer(ApprovalAnswer::Deny);
     assert_eq!(first.await.unwrap().reason(), "ask_denied");
     // An answer without a time was for that request alone.
-    let again = gate.ask("other.example", "/").await;
-    gate.operator.next().await.answer(ApprovalAnswer::Deny);
+    let again = gate.spawn_get("other.example", "/").await;
+    gate.operator
+        .next_question()
+        .await
+        .answer(ApprovalAnswer::Deny);
     assert_eq!(again.await.unwrap().reason(), "ask_denied");
 }
 
@@ -95,7 +102,7 @@ impl Answerer for ReloadingOperator {
         self.asked.lock().unwrap().push(question.clone());
         let next = self.reloads.fetch_add(1, Ordering::SeqCst) + 1;
         let gate = self.gate.get().unwrap();
-        gate.reload(&Rules::asking(IDS[next]));
+        gate.reload(&Rules::with_asking_bundle(IDS[next]));
         ALLOW
     }
 
@@ -106,14 +113,15 @@ impl Answerer for ReloadingOperator {
 async fn request_with_a_fourth_question_is_refused() {
     let operator = Arc::new(ReloadingOperator::default());
     let questions = Questions::attended(Arc::clone(&operator) as _);
-    let rules = Rules::asking(IDS[0]);
-    let gate = Gate::with_parts(&rules, hello_origin(), |parts| ServiceDependencies {
-        questions,
-        ..parts
-    });
+    let rules = Rules::with_asking_bundle(IDS[0]);
+    let gate =
+        Gate::with_dependencies(&rules, hello_origin(), |dependencies| ServiceDependencies {
+            questions,
+            ..dependencies
+        });
     let gate = Arc::new(gate);
     assert!(operator.gate.set(Arc::clone(&gate)).is_ok());
-    let answered: Answered = gate.get("known.example", "/").await;
+    let answered: ClientResponse = gate.get("known.example", "/").await;
     assert_eq!(
         (answered.status, answered.reason()),
         (403, "ask_denied".into())

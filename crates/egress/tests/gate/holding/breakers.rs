@@ -5,7 +5,7 @@ use testkit::origin::OriginReply;
 use testkit::wait::eventually;
 use tokio::io::AsyncWriteExt;
 
-use super::fixture::{Gate, Rules, get};
+use super::fixture::{Gate, Rules, get_request};
 use super::operator::ALLOW;
 
 /// Asks about one path.
@@ -25,13 +25,17 @@ async fn half_open(host: &str, path: &str) -> Gate {
         egress: "  github: {allow: []}\n".to_owned(),
         ..Rules::with_bundle("mine", ASK)
     };
-    let gate = Gate::answering(&rules, |asked| match asked.header("x-fail") {
+    let gate = Gate::with_replies(&rules, |asked| match asked.header("x-fail") {
         Some(_) => OriginReply::status(500),
         None => OriginReply::text("hello"),
     });
-    let failing = String::from_utf8(get(host, path)).unwrap();
+    let failing = String::from_utf8(get_request(host, path)).unwrap();
     let failing = failing.replace("Connection:", "X-Fail: yes\r\nConnection:");
-    let failed = gate.send(failing.into_bytes()).await.await.unwrap();
+    let failed = gate
+        .spawn_request(failing.into_bytes())
+        .await
+        .await
+        .unwrap();
     assert_eq!(failed.status, 500);
     eventually("a half-open breaker", || {
         let settings = &gate.services.policy().load().settings;
@@ -47,12 +51,12 @@ async fn half_open(host: &str, path: &str) -> Gate {
 #[tokio::test]
 async fn half_open_breaker_is_not_pinned_by_a_held_request() {
     let gate = half_open("known.example", "/").await;
-    let asking = gate.ask("known.example", "/ask").await;
-    let open = gate.operator.next().await;
+    let request_task = gate.spawn_get("known.example", "/ask").await;
+    let open = gate.operator.next_question().await;
     let probe = gate.get("known.example", "/").await;
     assert_eq!((probe.status, probe.body.as_str()), (200, "hello"));
     open.answer(ALLOW);
-    assert_eq!(asking.await.unwrap().status, 200);
+    assert_eq!(request_task.await.unwrap().status, 200);
 }
 
 #[tokio::test]
@@ -62,7 +66,7 @@ async fn half_open_breaker_is_not_pinned_by_a_leaving_client() {
     let head = format!(
         "POST http://{host}/graphql HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000000\r\n\r\n"
     );
-    let mut client = gate.begin(head.as_bytes()).await;
+    let mut client = gate.connect_and_send(head.as_bytes()).await;
     // More than fits between the client and a reader of the body.
     client.write_all(&vec![b' '; 400 * 1024]).await.unwrap();
     assert_eq!(gate.records().len(), 1);

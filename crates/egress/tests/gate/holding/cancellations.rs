@@ -4,16 +4,16 @@ use policy::reason::Reason;
 use policy::verdict::VerdictKind;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use super::fixture::{Gate, Rules, get, upload};
-use crate::fakes::sandbox;
+use super::fixture::{Gate, Rules, get_request, upload_head};
+use crate::fakes::sandbox_id;
 
 /// More than is kept in memory.
 const LARGE: usize = 300 * 1024;
 
 /// Requests that the rules ask about: one without a body, and one whose body waits on disk.
 fn requests() -> [Vec<u8>; 2] {
-    let upload = [upload("asked.example", LARGE), vec![b'x'; LARGE]].concat();
-    [get("asked.example", "/"), upload]
+    let upload = [upload_head("asked.example", LARGE), vec![b'x'; LARGE]].concat();
+    [get_request("asked.example", "/"), upload]
 }
 
 /// All that the client is still answered.
@@ -27,11 +27,12 @@ async fn rest(mut client: DuplexStream) -> String {
 async fn client_that_hangs_up_ends_its_hold() {
     for request in requests() {
         let gate = Gate::new(&Rules::default());
-        let client = gate.begin(&request).await;
-        let open = gate.operator.next().await;
-        gate.held(if request.len() > LARGE { 1 } else { 0 }).await;
+        let client = gate.connect_and_send(&request).await;
+        let open = gate.operator.next_question().await;
+        gate.wait_for_held(if request.len() > LARGE { 1 } else { 0 })
+            .await;
         drop(client);
-        open.withdrawn().await;
+        open.wait_until_withdrawn().await;
         gate.assert_nothing_held().await;
         // The rules asked, and nothing else was decided.
         let asked = (
@@ -48,10 +49,10 @@ async fn client_that_hangs_up_ends_its_hold() {
 async fn dismissal_of_the_sandbox_ends_its_holds() {
     for request in requests() {
         let gate = Gate::new(&Rules::default());
-        let client = gate.begin(&request).await;
-        let open = gate.operator.next().await;
-        gate.services.remove_sandbox(&sandbox());
-        open.withdrawn().await;
+        let client = gate.connect_and_send(&request).await;
+        let open = gate.operator.next_question().await;
+        gate.services.remove_sandbox(&sandbox_id());
+        open.wait_until_withdrawn().await;
         let answer = rest(client).await;
         assert!(answer.contains("identity_unknown"), "{answer}");
         gate.assert_nothing_held().await;
@@ -66,10 +67,10 @@ async fn dismissal_of_the_sandbox_ends_its_holds() {
 async fn stop_of_the_gate_ends_every_hold() {
     for request in requests() {
         let gate = Gate::new(&Rules::default());
-        let client = gate.begin(&request).await;
-        let open = gate.operator.next().await;
+        let client = gate.connect_and_send(&request).await;
+        let open = gate.operator.next_question().await;
         gate.services.finish().await;
-        open.withdrawn().await;
+        open.wait_until_withdrawn().await;
         let answer = rest(client).await;
         assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
         assert!(answer.contains("The gate is stopping"), "{answer}");
@@ -85,9 +86,11 @@ async fn stop_of_the_gate_ends_every_hold() {
 
 /// Half of an upload that the rules ask about, while the gate reads it.
 async fn half_an_upload(gate: &Gate) -> DuplexStream {
-    let mut client = gate.begin(&upload("asked.example", 2 * LARGE)).await;
+    let mut client = gate
+        .connect_and_send(&upload_head("asked.example", 2 * LARGE))
+        .await;
     client.write_all(&vec![b'x'; LARGE]).await.unwrap();
-    gate.held(1).await;
+    gate.wait_for_held(1).await;
     assert!(gate.operator.is_idle(), "the question comes after the body");
     client
 }
@@ -96,7 +99,7 @@ async fn half_an_upload(gate: &Gate) -> DuplexStream {
 async fn dismissal_ends_a_request_whose_body_is_still_read() {
     let gate = Gate::new(&Rules::default());
     let mut client = half_an_upload(&gate).await;
-    gate.services.remove_sandbox(&sandbox());
+    gate.services.remove_sandbox(&sandbox_id());
     // The client sends nothing more, and does not leave either.
     gate.assert_nothing_held().await;
     let mut status = [0; 12];

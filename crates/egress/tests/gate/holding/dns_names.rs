@@ -13,7 +13,7 @@ use testkit::resolver::{DnsReply, RecordData, Resolver, record};
 use tokio::time::timeout;
 
 use super::fixture::{Gate, Rules};
-use crate::fakes::sandbox;
+use crate::fakes::sandbox_id;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 
@@ -32,7 +32,7 @@ async fn resolve(
         mode: config::section::egress::DnsMode::Forward,
         gate: None,
     };
-    let asker = QueryClient::Known(sandbox());
+    let asker = QueryClient::Known(sandbox_id());
     let answering = gate.services.name_server().answer(&asker, &query, &way);
     let answered = timeout(patience, answering).await;
     let answered = answered.expect("an answer in time").unwrap();

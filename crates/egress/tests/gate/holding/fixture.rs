@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::JoinHandle;
 
 use super::operator::TestOperator;
-use crate::fakes::{MemoryAuditLog, connect, parts, reload, sandbox};
+use crate::fakes::{MemoryAuditLog, connect, fake_dependencies, reload, sandbox_id};
 
 /// Names that lead to the origin.
 const NAMES: [&str; 5] = [
@@ -69,7 +69,7 @@ impl Rules {
     }
 
     /// The same with a policy bundle that asks about every request.
-    pub(super) fn asking(id: &'static str) -> Self {
+    pub(super) fn with_asking_bundle(id: &'static str) -> Self {
         let ask = "package http.authz\n\n\
                    decision := {\"action\": \"ask\", \"reason\": \"Shall it?\"}\n";
         Self::with_bundle(id, ask)
@@ -115,12 +115,12 @@ impl Rules {
 
 /// What a client was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Answered {
+pub(super) struct ClientResponse {
     pub(super) status: u16,
     pub(super) body: String,
 }
 
-impl Answered {
+impl ClientResponse {
     /// The reason code of a refusal.
     pub(super) fn reason(&self) -> String {
         let said: Value = serde_json::from_str(&self.body).unwrap();
@@ -142,30 +142,30 @@ pub(super) struct Gate {
 impl Gate {
     /// A gate under `rules`, whose origin answers everything with `hello`.
     pub(super) fn new(rules: &Rules) -> Self {
-        Self::answering(rules, |_| OriginReply::text("hello"))
+        Self::with_replies(rules, |_| OriginReply::text("hello"))
     }
 
     /// The same with an origin whose responses the test chooses.
-    pub(super) fn answering(
+    pub(super) fn with_replies(
         rules: &Rules,
         answer: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let origin = OriginServer::http(answer);
-        Self::before(directory, rules, origin)
+        Self::with_origin(directory, rules, origin)
     }
 
     /// The same before `origin`, with its files in `directory`.
-    pub(super) fn before(
+    pub(super) fn with_origin(
         directory: tempfile::TempDir,
         rules: &Rules,
         origin: OriginServer,
     ) -> Self {
-        Self::start(directory, rules, origin, |parts| parts)
+        Self::start(directory, rules, origin, |dependencies| dependencies)
     }
 
     /// The same with other parts.
-    pub(super) fn with_parts(
+    pub(super) fn with_dependencies(
         rules: &Rules,
         origin: OriginServer,
         change: impl FnOnce(ServiceDependencies) -> ServiceDependencies,
@@ -184,13 +184,13 @@ impl Gate {
         let settings = rules.settings(directory.path(), &origin);
         let services = Services::new(change(ServiceDependencies {
             questions: operator.questions(),
-            ..parts(directory.path(), settings, &records)
+            ..fake_dependencies(directory.path(), settings, &records)
         }));
         Self {
             directory,
             origin,
             operator,
-            sandbox: services.sandbox(&sandbox()).unwrap(),
+            sandbox: services.sandbox(&sandbox_id()).unwrap(),
             services,
             records,
         }
@@ -203,21 +203,21 @@ impl Gate {
     }
 
     /// A connection that `request` was written to.
-    pub(super) async fn begin(&self, request: &[u8]) -> DuplexStream {
+    pub(super) async fn connect_and_send(&self, request: &[u8]) -> DuplexStream {
         let mut client = connect(&self.services, None);
         client.write_all(request).await.unwrap();
         client
     }
 
     /// Sends a request, and reads its answer in a task.
-    pub(super) async fn send(&self, request: Vec<u8>) -> JoinHandle<Answered> {
+    pub(super) async fn spawn_request(&self, request: Vec<u8>) -> JoinHandle<ClientResponse> {
         let mut client = connect(&self.services, None);
         tokio::spawn(async move {
             client.write_all(&request).await.unwrap();
             let mut text = String::new();
             client.read_to_string(&mut text).await.unwrap();
             let (head, body) = text.split_once("\r\n\r\n").unwrap();
-            Answered {
+            ClientResponse {
                 status: head[9..12].parse().unwrap(),
                 body: body.to_owned(),
             }
@@ -225,13 +225,13 @@ impl Gate {
     }
 
     /// Asks for a path of a host, in a task.
-    pub(super) async fn ask(&self, host: &str, path: &str) -> JoinHandle<Answered> {
-        self.send(get(host, path)).await
+    pub(super) async fn spawn_get(&self, host: &str, path: &str) -> JoinHandle<ClientResponse> {
+        self.spawn_request(get_request(host, path)).await
     }
 
     /// Asks for a path of a host, and waits for the answer.
-    pub(super) async fn get(&self, host: &str, path: &str) -> Answered {
-        self.ask(host, path).await.await.unwrap()
+    pub(super) async fn get(&self, host: &str, path: &str) -> ClientResponse {
+        self.spawn_get(host, path).await.await.unwrap()
     }
 
     /// Everything that was recorded so far.
@@ -250,7 +250,7 @@ impl Gate {
     }
 
     /// Waits until one request is held, which has secured so many bytes on disk.
-    pub(super) async fn held(&self, bytes: u64) {
+    pub(super) async fn wait_for_held(&self, bytes: u64) {
         eventually("a held request", || {
             let spooled = self.sandbox.spooled.used_bytes();
             (self.sandbox.in_flight.held() == 1 && spooled >= bytes).then_some(())
@@ -291,13 +291,13 @@ pub(super) fn hello_origin() -> OriginServer {
 }
 
 /// A request for a path of a host.
-pub(super) fn get(host: &str, path: &str) -> Vec<u8> {
+pub(super) fn get_request(host: &str, path: &str) -> Vec<u8> {
     format!("GET http://{host}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
         .into_bytes()
 }
 
 /// The head of an upload of so many bytes to a host.
-pub(super) fn upload(host: &str, length: usize) -> Vec<u8> {
+pub(super) fn upload_head(host: &str, length: usize) -> Vec<u8> {
     format!(
         "POST http://{host}/upload HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\
          Connection: close\r\n\r\n"

@@ -6,7 +6,7 @@ use policy::answer::ApprovalAnswer;
 use testkit::origin::{Latch, OriginReply};
 use tokio::io::{AsyncReadExt, DuplexStream};
 
-use super::fixture::{Gate, Rules, get};
+use super::fixture::{Gate, Rules, get_request};
 
 /// Allows the same until so much later.
 fn allow_for(gate: &Gate, time: Duration) -> ApprovalAnswer {
@@ -17,16 +17,19 @@ fn allow_for(gate: &Gate, time: Duration) -> ApprovalAnswer {
 #[tokio::test]
 async fn granted_question_is_not_asked_again() {
     let gate = Gate::new(&Rules::default());
-    let asking = gate.ask("asked.example", "/").await;
+    let request_task = gate.spawn_get("asked.example", "/").await;
     let answer = allow_for(&gate, Duration::from_secs(3600));
-    gate.operator.next().await.answer(answer);
-    assert_eq!(asking.await.unwrap().status, 200);
+    gate.operator.next_question().await.answer(answer);
+    assert_eq!(request_task.await.unwrap().status, 200);
     // The question was about the host, whatever is asked of it.
     assert_eq!(gate.get("asked.example", "/").await.status, 200);
     assert_eq!(gate.get("asked.example", "/else").await.status, 200);
     assert!(gate.operator.is_idle());
-    let elsewhere = gate.ask("other.example", "/").await;
-    gate.operator.next().await.answer(ApprovalAnswer::Deny);
+    let elsewhere = gate.spawn_get("other.example", "/").await;
+    gate.operator
+        .next_question()
+        .await
+        .answer(ApprovalAnswer::Deny);
     assert_eq!(elsewhere.await.unwrap().reason(), "ask_denied");
     assert_eq!(gate.records().len(), 4);
 }
@@ -42,16 +45,20 @@ async fn read_status(client: &mut DuplexStream) {
 async fn expiry_of_a_grant_ends_what_it_allowed() {
     let latch = Latch::new();
     let paused = latch.clone();
-    let gate = Gate::answering(&Rules::default(), move |_| {
+    let gate = Gate::with_replies(&Rules::default(), move |_| {
         OriginReply::text("hello").paused(&paused)
     });
-    let mut asked = gate.begin(&get("asked.example", "/")).await;
-    let open = gate.operator.next().await;
+    let mut asked = gate
+        .connect_and_send(&get_request("asked.example", "/"))
+        .await;
+    let open = gate.operator.next_question().await;
     let time = Duration::from_secs(2);
     let until = gate.services.clock().tick() + time;
     open.answer(ApprovalAnswer::Allow { until: Some(until) });
     read_status(&mut asked).await;
-    let mut granted = gate.begin(&get("asked.example", "/")).await;
+    let mut granted = gate
+        .connect_and_send(&get_request("asked.example", "/"))
+        .await;
     read_status(&mut granted).await;
     assert!(gate.operator.is_idle(), "the second one had a grant");
     assert_eq!(gate.sandbox.in_flight.len(), 2);
@@ -64,9 +71,12 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
     }
     assert_eq!(gate.records().len(), 2);
     // From now on it is asked about again.
-    let asking = gate.ask("asked.example", "/").await;
-    gate.operator.next().await.answer(ApprovalAnswer::Deny);
-    assert_eq!(asking.await.unwrap().reason(), "ask_denied");
+    let request_task = gate.spawn_get("asked.example", "/").await;
+    gate.operator
+        .next_question()
+        .await
+        .answer(ApprovalAnswer::Deny);
+    assert_eq!(request_task.await.unwrap().reason(), "ask_denied");
     latch.open();
 }
 
@@ -74,13 +84,13 @@ async fn expiry_of_a_grant_ends_what_it_allowed() {
 async fn expiry_before_the_upstream_answers_is_a_refusal() {
     let latch = Latch::new();
     let held = latch.clone();
-    let gate = Gate::answering(&Rules::default(), move |_| {
+    let gate = Gate::with_replies(&Rules::default(), move |_| {
         OriginReply::text("hello").held(&held)
     });
-    let asking = gate.ask("asked.example", "/").await;
+    let request_task = gate.spawn_get("asked.example", "/").await;
     let answer = allow_for(&gate, Duration::from_millis(500));
-    gate.operator.next().await.answer(answer);
-    let answered = asking.await.unwrap();
+    gate.operator.next_question().await.answer(answer);
+    let answered = request_task.await.unwrap();
     assert_eq!(
         (answered.status, answered.reason()),
         (403, "ask_timeout".into())

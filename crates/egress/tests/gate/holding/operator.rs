@@ -1,4 +1,4 @@
-//! An operator whom a test plays: questions arrive in a queue, and each waits for its answer.
+//! An operator played by the test: questions arrive in a queue and wait for an answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,28 +10,30 @@ use testkit::wait::LIMIT;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// Allows what asked, and nothing beyond it.
+/// Allows only the subject of the question.
 pub(super) const ALLOW: ApprovalAnswer = ApprovalAnswer::Allow { until: None };
 
-/// A question whose asker waits.
+/// A question that waits for an answer.
 pub(super) struct OpenQuestion {
     pub(super) question: Question,
     answer: oneshot::Sender<ApprovalAnswer>,
 }
 
 impl OpenQuestion {
-    /// Answers it, which its asker must still wait for.
+    /// Answers the question, which must not be withdrawn.
     pub(super) fn answer(self, answer: ApprovalAnswer) {
-        self.answer.send(answer).expect("a waiting asker");
+        self.answer
+            .send(answer)
+            .expect("a question that was not withdrawn");
     }
 
-    /// Whether its asker does not wait for the answer any more.
+    /// Whether the gate no longer waits for the answer.
     pub(super) fn is_withdrawn(&self) -> bool {
         self.answer.is_closed()
     }
 
-    /// Waits until its asker does not wait for the answer any more.
-    pub(super) async fn withdrawn(mut self) {
+    /// Waits until the gate no longer waits for the answer.
+    pub(super) async fn wait_until_withdrawn(mut self) {
         let dropped = timeout(LIMIT, self.answer.closed()).await;
         dropped.expect("the answerer's future is dropped");
     }
@@ -56,18 +58,18 @@ impl TestOperator {
         })
     }
 
-    /// The way to this operator.
+    /// A [`Questions`] whose answerer is this operator.
     pub(super) fn questions(self: &Arc<Self>) -> Questions {
         Questions::attended(Arc::clone(self) as _)
     }
 
-    /// The next question whose asker waits.
-    pub(super) async fn next(&self) -> OpenQuestion {
+    /// The next question that waits for an answer.
+    pub(super) async fn next_question(&self) -> OpenQuestion {
         let next = timeout(LIMIT, async { self.open.lock().await.recv().await }).await;
         next.expect("a question in time").expect("an open channel")
     }
 
-    /// Whether every question that was asked was taken from the queue.
+    /// Whether the queue is empty.
     pub(super) fn is_idle(&self) -> bool {
         self.open.try_lock().expect("one reader").is_empty()
     }
@@ -83,7 +85,7 @@ impl TestOperator {
     }
 }
 
-/// Counts a future for as long as it lives.
+/// Counts a future while it is alive.
 struct Waiting(Arc<AtomicUsize>);
 
 impl Waiting {

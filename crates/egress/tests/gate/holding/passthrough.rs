@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep};
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
-use crate::fakes::{connect, sandbox};
-use crate::rego::hello;
+use crate::fakes::{connect, sandbox_id};
+use crate::rego::client_hello;
 
 const HOST: &str = "pinned.example";
 
@@ -22,7 +22,7 @@ const HOST: &str = "pinned.example";
 async fn begin(gate: &Gate) -> DuplexStream {
     let tunnel = (Host::parse(HOST).unwrap(), 443);
     let mut client = connect(&gate.services, Some(tunnel));
-    client.write_all(&hello(HOST)).await.unwrap();
+    client.write_all(&client_hello(HOST)).await.unwrap();
     client
 }
 
@@ -36,12 +36,12 @@ async fn assert_closed(mut client: DuplexStream) {
 #[tokio::test(start_paused = true)]
 async fn unread_connection_waits_ten_seconds_at_most() {
     let gate = Gate::new(&Rules::default());
-    let begun = Instant::now();
+    let started = Instant::now();
     let client = begin(&gate).await;
-    let open = gate.operator.next().await;
+    let open = gate.operator.next_question().await;
     assert_closed(client).await;
-    assert_eq!(begun.elapsed().as_secs(), 10);
-    open.withdrawn().await;
+    assert_eq!(started.elapsed().as_secs(), 10);
+    open.wait_until_withdrawn().await;
     let timed_out = (Some(VerdictKind::Deny), Some(Reason::AskTimeout));
     let (verdict, reason, rule) = gate.only_record().await;
     assert_eq!((verdict, reason), timed_out);
@@ -53,16 +53,16 @@ async fn unread_connection_waits_ten_seconds_at_most() {
 #[tokio::test(start_paused = true)]
 async fn reload_does_not_prolong_the_wait_of_an_unread_connection() {
     let gate = Gate::new(&Rules::default());
-    let begun = Instant::now();
+    let started = Instant::now();
     let client = begin(&gate).await;
-    let first = gate.operator.next().await;
+    let first = gate.operator.next_question().await;
     sleep(Duration::from_secs(9)).await;
     gate.reload(&Rules::default());
-    let second = gate.operator.next().await;
-    first.withdrawn().await;
+    let second = gate.operator.next_question().await;
+    first.wait_until_withdrawn().await;
     assert_closed(client).await;
-    assert_eq!(begun.elapsed().as_secs(), 10);
-    second.withdrawn().await;
+    assert_eq!(started.elapsed().as_secs(), 10);
+    second.wait_until_withdrawn().await;
     assert_eq!(gate.only_record().await.1, Some(Reason::AskTimeout));
 }
 
@@ -73,9 +73,12 @@ async fn unread_connection_follows_the_operators_answer() {
         std::io::Read::read_exact(&mut stream, &mut words).unwrap();
         std::io::Write::write_all(&mut stream, &words).unwrap();
     });
-    let gate = Gate::before(tempfile::tempdir().unwrap(), &Rules::default(), origin);
+    let gate = Gate::with_origin(tempfile::tempdir().unwrap(), &Rules::default(), origin);
     let client = begin(&gate).await;
-    gate.operator.next().await.answer(ApprovalAnswer::Deny);
+    gate.operator
+        .next_question()
+        .await
+        .answer(ApprovalAnswer::Deny);
     assert_closed(client).await;
     assert_eq!(gate.only_record().await.1, Some(Reason::AskDenied));
     assert_eq!(gate.origin.connections(), 0);
@@ -83,12 +86,12 @@ async fn unread_connection_follows_the_operators_answer() {
     let mut client = begin(&gate).await;
     // What the client sends while it waits is passed on as well.
     client.write_all(b"early").await.unwrap();
-    let open = gate.operator.next().await;
+    let open = gate.operator.next_question().await;
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     open.answer(ALLOW);
     let mut echoed = [0; 5];
     client.read_exact(&mut echoed).await.unwrap();
-    assert_eq!(echoed, hello(HOST)[..5]);
+    assert_eq!(echoed, client_hello(HOST)[..5]);
     drop(client);
     let records = eventually("a second record", || {
         let records = gate.records();
@@ -96,7 +99,7 @@ async fn unread_connection_follows_the_operators_answer() {
     })
     .await;
     assert_eq!(records[1].verdict, Some(VerdictKind::Allow));
-    let sent = u64::try_from(hello(HOST).len()).unwrap() + 5;
+    let sent = u64::try_from(client_hello(HOST).len()).unwrap() + 5;
     assert_eq!(records[1].bytes_in, sent);
     gate.assert_nothing_held().await;
 }
@@ -105,12 +108,12 @@ async fn unread_connection_follows_the_operators_answer() {
 #[tokio::test(start_paused = true)]
 async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
     let gate = Gate::new(&Rules::default());
-    let begun = Instant::now();
+    let started = Instant::now();
     let client = begin(&gate).await;
-    let open = gate.operator.next().await;
+    let open = gate.operator.next_question().await;
     drop(client);
-    open.withdrawn().await;
-    assert_eq!(begun.elapsed().as_secs(), 0);
+    open.wait_until_withdrawn().await;
+    assert_eq!(started.elapsed().as_secs(), 0);
     gate.assert_nothing_held().await;
     let (verdict, reason, _) = gate.only_record().await;
     assert_eq!(
@@ -121,14 +124,14 @@ async fn unread_connection_whose_client_hangs_up_ends_its_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn dismissal_ends_the_hold_of_an_unread_connection() {
-    let gate = Gate::answering(&Rules::default(), |_| OriginReply::text("hello"));
-    let begun = Instant::now();
+    let gate = Gate::with_replies(&Rules::default(), |_| OriginReply::text("hello"));
+    let started = Instant::now();
     let client = begin(&gate).await;
-    let open = gate.operator.next().await;
-    gate.services.remove_sandbox(&sandbox());
-    open.withdrawn().await;
+    let open = gate.operator.next_question().await;
+    gate.services.remove_sandbox(&sandbox_id());
+    open.wait_until_withdrawn().await;
     assert_closed(client).await;
-    assert_eq!(begun.elapsed().as_secs(), 0);
+    assert_eq!(started.elapsed().as_secs(), 0);
     assert_eq!(gate.only_record().await.1, Some(Reason::IdentityUnknown));
     gate.assert_nothing_held().await;
 }

@@ -15,8 +15,10 @@ use tokio::io::AsyncWriteExt;
 
 use super::fixture::assert_nothing_held;
 use super::operator::{ALLOW, TestOperator};
-use crate::fakes::{connect, sandbox};
-use crate::push::{FEATURE, PushFixture, ReaderInput, git, head, unknown_without_bases};
+use crate::fakes::{connect, sandbox_id};
+use crate::push::{
+    FEATURE, PushFixture, ReaderInput, findings_unknown_without_upstream_trees, git, head,
+};
 
 const FORGE: &str = "forge.example/acme/app.git";
 const MIRROR: &str = "palisade.internal/git/app";
@@ -63,7 +65,7 @@ fn push(
 /// Waits until nothing of the sandbox is held any more.
 async fn assert_free(fixture: &PushFixture, operator: &TestOperator) {
     let unused = policy::id::SandboxId::parse("unused").unwrap();
-    let [used, unused] = [&sandbox(), &unused].map(|id| fixture.services.sandbox(id).unwrap());
+    let [used, unused] = [&sandbox_id(), &unused].map(|id| fixture.services.sandbox(id).unwrap());
     assert_nothing_held(&used, &unused, operator).await;
 }
 
@@ -98,7 +100,7 @@ async fn held_push_follows_the_operators_answer() {
     ] {
         let (fixture, operator) = create_fixture("  restricted_paths: []\n");
         let pushing = push(&fixture, FORGE, "refs/heads/ask");
-        let open = operator.next().await;
+        let open = operator.next_question().await;
         assert_eq!(open.question.grants, Grant::Push);
         assert_eq!(open.question.rules, ["secret:some-key".into()]);
         assert_eq!(fixture.forge.pushed(), 0);
@@ -117,9 +119,9 @@ async fn four_held_pushes_do_not_block_a_fifth() {
     let mut held = Vec::new();
     for number in 1..=4 {
         let pushing = push(&fixture, FORGE, &format!("refs/heads/ask-{number}"));
-        held.push((pushing, operator.next().await));
+        held.push((pushing, operator.next_question().await));
     }
-    let state = fixture.services.sandbox(&sandbox()).unwrap();
+    let state = fixture.services.sandbox(&sandbox_id()).unwrap();
     assert_eq!(state.in_flight.held(), 4);
     assert!(state.spooled.used_bytes() > 0);
     let response = push(&fixture, FORGE, FEATURE).await.unwrap();
@@ -138,17 +140,17 @@ async fn push_decided_three_times_takes_one_push_token() {
     let git = "  restricted_paths: []\n";
     let (fixture, operator) = create_fixture(git);
     let pushing = push(&fixture, FORGE, "refs/heads/ask");
-    let first = operator.next().await;
+    let first = operator.next_question().await;
     let asked = fixture.services.clock().tick();
     reload(&fixture, git).await;
-    let second = operator.next().await;
-    first.withdrawn().await;
+    let second = operator.next_question().await;
+    first.wait_until_withdrawn().await;
     second.answer(ALLOW);
     let response = pushing.await.unwrap();
     assert!(response.contains("ok refs/heads/ask"), "{response}");
     // As of the first question: a token that was taken after it would count in full, however long
     // that is ago.
-    let state = fixture.services.sandbox(&sandbox()).unwrap();
+    let state = fixture.services.sandbox(&sandbox_id()).unwrap();
     let mut left = 0;
     while state.take_push(asked).is_ok() {
         left += 1;
@@ -164,9 +166,9 @@ async fn client_that_hangs_up_ends_the_hold_of_its_push() {
     let mut client = connect(&fixture.services, None);
     client.write_all(&head(FORGE, &body)).await.unwrap();
     client.write_all(&body).await.unwrap();
-    let open = operator.next().await;
+    let open = operator.next_question().await;
     drop(client);
-    open.withdrawn().await;
+    open.wait_until_withdrawn().await;
     assert_free(&fixture, &operator).await;
     let asked = (
         Some(VerdictKind::Ask),
@@ -189,7 +191,7 @@ fn mirror(repository: &str) -> String {
 async fn push_to_a_mirror_is_held_and_then_sent() {
     let (fixture, operator) = create_fixture(&mirror("acme/app"));
     let pushing = push(&fixture, MIRROR, "refs/heads/ask");
-    let open = operator.next().await;
+    let open = operator.next_question().await;
     assert_eq!(fixture.forge.pushed(), 0);
     open.answer(ALLOW);
     let response = pushing.await.unwrap();
@@ -199,7 +201,7 @@ async fn push_to_a_mirror_is_held_and_then_sent() {
     assert_eq!(only_push(&fixture).0, Some(VerdictKind::Allow));
 
     let pushing = push(&fixture, MIRROR, "refs/heads/ask-again");
-    operator.next().await.answer(ApprovalAnswer::Deny);
+    operator.next_question().await.answer(ApprovalAnswer::Deny);
     let response = pushing.await.unwrap();
     assert!(response.contains("palisade: ask_denied"), "{response}");
     assert!(!fixture.refs().contains("refs/heads/ask-again"));
@@ -215,10 +217,10 @@ async fn reload_that_moves_a_mirror_moves_its_held_push() {
     let moved = fixture.path("forge/acme/moved.git");
     git(&moved, &["config", "http.receivepack", "true"]);
     let pushing = push(&fixture, MIRROR, "refs/heads/ask");
-    let first = operator.next().await;
+    let first = operator.next_question().await;
     reload(&fixture, &mirror("acme/moved")).await;
-    let second = operator.next().await;
-    first.withdrawn().await;
+    let second = operator.next_question().await;
+    first.wait_until_withdrawn().await;
     second.answer(ALLOW);
     let response = pushing.await.unwrap();
     assert!(response.contains("ok refs/heads/ask"), "{response}");
@@ -244,9 +246,9 @@ async fn unlisted(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn approved_host_is_queried_for_the_trees_of_a_push() {
-    let (fixture, operator) = unlisted(unknown_without_bases).await;
+    let (fixture, operator) = unlisted(findings_unknown_without_upstream_trees).await;
     let pushing = push(&fixture, FORGE, FEATURE);
-    let open = operator.next().await;
+    let open = operator.next_question().await;
     assert_eq!(open.question.grants, Grant::Host);
     open.answer(ALLOW);
     let response = pushing.await.unwrap();
@@ -262,7 +264,7 @@ async fn approval_that_ends_while_a_push_is_read_asks_again() {
     let (fixture, operator) = unlisted(move |_| {
         // The end of an approval replaces the rules of the sandbox, as a reload does.
         let services = &reader.get().unwrap().services;
-        let state = services.sandbox(&sandbox()).unwrap();
+        let state = services.sandbox(&sandbox_id()).unwrap();
         let has_ended = || {
             let own = services.snapshot_for(Some(&state)).number;
             (own != services.policy().load().number).then_some(())
@@ -273,10 +275,10 @@ async fn approval_that_ends_while_a_push_is_read_asks_again() {
     .await;
     assert!(gate.set(Arc::clone(&fixture)).is_ok());
     let pushing = push(&fixture, FORGE, FEATURE);
-    let open = operator.next().await;
+    let open = operator.next_question().await;
     let soon = fixture.services.clock().tick() + Duration::from_millis(500);
     open.answer(ApprovalAnswer::Allow { until: Some(soon) });
-    let again = operator.next().await;
+    let again = operator.next_question().await;
     assert_eq!(fixture.forge.pushed(), 0);
     again.answer(ApprovalAnswer::Deny);
     let response = pushing.await.unwrap();

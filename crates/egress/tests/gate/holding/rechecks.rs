@@ -91,10 +91,12 @@ async fn reload_as_a_request_leaves_rechecks_off_the_async_thread() {
     };
     for (rules, status) in [(logging(), 200), (elsewhere, 403)] {
         let (threads, log) = (RecordingRegistry::default(), Arc::<ReloadingLog>::default());
-        let gate = Gate::with_parts(&logging(), hello_origin(), |parts| ServiceDependencies {
-            registry: Arc::new(threads.clone()),
-            audit: Arc::clone(&log) as _,
-            ..parts
+        let gate = Gate::with_dependencies(&logging(), hello_origin(), |dependencies| {
+            ServiceDependencies {
+                registry: Arc::new(threads.clone()),
+                audit: Arc::clone(&log) as _,
+                ..dependencies
+            }
         });
         let gate = Arc::new(gate);
         assert!(log.gate.set((Arc::clone(&gate), rules)).is_ok());
@@ -110,11 +112,13 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
     let latch = Latch::new();
     let (held, threads) = (latch.clone(), RecordingRegistry::default());
     let origin = OriginServer::http(move |_| OriginReply::text("hello").held(&held));
-    let gate = Gate::with_parts(&Rules::default(), origin, |parts| ServiceDependencies {
-        registry: Arc::new(threads.clone()),
-        ..parts
+    let gate = Gate::with_dependencies(&Rules::default(), origin, |dependencies| {
+        ServiceDependencies {
+            registry: Arc::new(threads.clone()),
+            ..dependencies
+        }
     });
-    let asking = gate.ask("known.example", "/").await;
+    let request_task = gate.spawn_get("known.example", "/").await;
     eventually("the request at its origin", || {
         (gate.origin.requests().len() == 1).then_some(())
     })
@@ -126,7 +130,7 @@ async fn reload_before_the_answer_rechecks_off_the_async_thread() {
         ..Rules::default()
     });
     assert_eq!(ended, 1);
-    assert_eq!(asking.await.unwrap().reason(), "host_denied");
+    assert_eq!(request_task.await.unwrap().reason(), "host_denied");
     assert!(threads.has_another());
     latch.open();
 }

@@ -17,11 +17,11 @@ fn allowing() -> Rules {
 #[tokio::test]
 async fn reload_that_allows_a_held_request_lets_it_pass() {
     let gate = Gate::new(&Rules::default());
-    let asking = gate.ask("asked.example", "/").await;
-    let open = gate.operator.next().await;
+    let request_task = gate.spawn_get("asked.example", "/").await;
+    let open = gate.operator.next_question().await;
     assert_eq!(gate.reload(&allowing()), 0, "what waits is not in flight");
-    assert_eq!(asking.await.unwrap().status, 200);
-    open.withdrawn().await;
+    assert_eq!(request_task.await.unwrap().status, 200);
+    open.wait_until_withdrawn().await;
     let (verdict, reason, rule) = gate.only_record().await;
     assert_eq!((verdict, reason), (Some(VerdictKind::Allow), None));
     assert_eq!(rule.as_deref(), Some("allowlist:asked.example"));
@@ -31,14 +31,14 @@ async fn reload_that_allows_a_held_request_lets_it_pass() {
 #[tokio::test]
 async fn reload_that_refuses_a_held_request_refuses_it() {
     let gate = Gate::new(&Rules::default());
-    let asking = gate.ask("asked.example", "/").await;
-    let open = gate.operator.next().await;
+    let request_task = gate.spawn_get("asked.example", "/").await;
+    let open = gate.operator.next_question().await;
     gate.reload(&Rules {
         unknown: UnknownHostAction::Deny,
         ..Rules::default()
     });
-    assert_eq!(asking.await.unwrap().reason(), "host_denied");
-    open.withdrawn().await;
+    assert_eq!(request_task.await.unwrap().reason(), "host_denied");
+    open.wait_until_withdrawn().await;
     let (verdict, reason, _) = gate.only_record().await;
     assert_eq!(
         (verdict, reason),
@@ -51,12 +51,12 @@ async fn reload_that_refuses_a_held_request_refuses_it() {
 #[tokio::test]
 async fn reload_without_a_difference_asks_again_under_its_snapshot() {
     let gate = Gate::new(&Rules::default());
-    let asking = gate.ask("asked.example", "/").await;
-    let first = gate.operator.next().await;
+    let request_task = gate.spawn_get("asked.example", "/").await;
+    let first = gate.operator.next_question().await;
     let snapshot = gate.services.policy().load().number;
     assert_eq!(first.question.snapshot, snapshot);
     gate.reload(&Rules::default());
-    let second = gate.operator.next().await;
+    let second = gate.operator.next_question().await;
     assert_eq!(second.question.digest, first.question.digest);
     let snapshot = gate.services.policy().load().number;
     assert_eq!(second.question.snapshot, snapshot);
@@ -65,6 +65,6 @@ async fn reload_without_a_difference_asks_again_under_its_snapshot() {
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     assert_eq!(gate.origin.requests().len(), 0);
     second.answer(ALLOW);
-    assert_eq!(asking.await.unwrap().status, 200);
+    assert_eq!(request_task.await.unwrap().status, 200);
     assert_eq!(gate.only_record().await.0, Some(VerdictKind::Allow));
 }

@@ -7,7 +7,7 @@ use testkit::resolver::Resolver;
 
 use super::fixture::{Gate, Rules};
 use super::operator::ALLOW;
-use crate::fakes::sandbox;
+use crate::fakes::sandbox_id;
 
 /// Tokens that do not come back while a test runs.
 const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, burst_size: 5}\n";
@@ -15,19 +15,19 @@ const LIMITS: &str = "rate_limits:\n  defaults: {requests_per_second: 0.001, bur
 fn rules() -> Rules {
     Rules {
         limits: LIMITS,
-        ..Rules::asking("mine")
+        ..Rules::with_asking_bundle("mine")
     }
 }
 
 /// Has a request asked about, decided again by a reload, and then answered.
 async fn ask_twice(gate: &Gate, rules: &Rules, host: &str, answer: ApprovalAnswer) -> u16 {
-    let asking = gate.ask(host, "/").await;
-    let first = gate.operator.next().await;
+    let request_task = gate.spawn_get(host, "/").await;
+    let first = gate.operator.next_question().await;
     gate.reload(rules);
-    let second = gate.operator.next().await;
-    first.withdrawn().await;
+    let second = gate.operator.next_question().await;
+    first.wait_until_withdrawn().await;
     second.answer(answer);
-    asking.await.unwrap().status
+    request_task.await.unwrap().status
 }
 
 #[tokio::test]
@@ -72,6 +72,6 @@ async fn request_decided_three_times_takes_one_label_once_allowed() {
     assert_eq!(ask_twice(&gate, &rules, &allowed, ALLOW).await, 502);
     assert!(resolver.queries().iter().all(|asked| asked.name == allowed));
     let labels = gate.services.name_server().label_budget();
-    let fit = |number: &usize| labels.admit(&sandbox(), &odd_name(*number)).is_ok();
+    let fit = |number: &usize| labels.admit(&sandbox_id(), &odd_name(*number)).is_ok();
     assert_eq!((2..30).take_while(fit).count(), 15);
 }

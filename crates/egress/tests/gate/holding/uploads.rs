@@ -43,7 +43,7 @@ fn gate() -> Gate {
         egress: "  extra_roots: [root.pem]\n".to_owned(),
         ..Rules::with_bundle("mine", ASK)
     };
-    Gate::before(directory, &rules, origin)
+    Gate::with_origin(directory, &rules, origin)
 }
 
 /// One HTTP/2 connection through the gate.
@@ -90,7 +90,7 @@ async fn held_uploads_do_not_stall_their_connection() {
     }
     let mut open = Vec::new();
     for _ in 0..UPLOADS {
-        open.push(gate.operator.next().await);
+        open.push(gate.operator.next_question().await);
     }
     assert_eq!(gate.sandbox.in_flight.held(), UPLOADS);
     let spooled = u64::try_from(UPLOADS * LENGTH).unwrap();
@@ -138,11 +138,11 @@ async fn reset_of_a_stream_ends_its_hold_alone() {
     let mut sender = http2(&gate).await;
     let upload = |path: &str| request(Method::POST, path, body(0));
     let left = tokio::spawn(sender.send_request(upload("/left")));
-    let withdrawn = gate.operator.next().await;
+    let withdrawn = gate.operator.next_question().await;
     let stays = tokio::spawn(sender.send_request(upload("/stays")));
-    let open = gate.operator.next().await;
+    let open = gate.operator.next_question().await;
     left.abort();
-    withdrawn.withdrawn().await;
+    withdrawn.wait_until_withdrawn().await;
     assert_eq!(gate.only_record().await.0, Some(VerdictKind::Ask));
     assert_eq!(gate.sandbox.in_flight.held(), 1);
     open.answer(ALLOW);
@@ -164,11 +164,11 @@ async fn trailers_of_a_held_upload_arrive() {
              Trailer: x-sum\r\nConnection: close\r\n\r\n\
              {length:x}\r\n{text}\r\n0\r\nx-sum: 7\r\n\r\n"
         );
-        let asking = gate.send(request.into_bytes()).await;
+        let request_task = gate.spawn_request(request.into_bytes()).await;
         if host == "asked.example" {
-            gate.operator.next().await.answer(ALLOW);
+            gate.operator.next_question().await.answer(ALLOW);
         }
-        assert_eq!(asking.await.unwrap().status, 200);
+        assert_eq!(request_task.await.unwrap().status, 200);
         let received = gate.origin.requests().pop().unwrap();
         assert!(received.body == text);
         let trailer = received.trailers.get("x-sum");

@@ -32,7 +32,7 @@ use crate::cli::Global;
 use crate::exit::{CliError, CliExit};
 use crate::gate::shutdown::Deadline;
 use crate::gate::tools::{McpDependencies, SandboxLauncher};
-use crate::gate::{self, environment};
+use crate::gate::{self, read_environment_variable};
 use crate::paths::find_program;
 use crate::telemetry::{LogSink, Telemetry};
 use crate::{child_reaper, output};
@@ -154,10 +154,10 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<CliExit> {
         audit: Arc::new(LogAuditSink),
         fingerprints: Fingerprints::in_memory(),
         health_registry: Arc::clone(&health_registry),
-        numbers: Arc::new(registry),
+        registry: Arc::new(registry),
         metrics,
         // The only tool runs on the host.
-        sandboxed: Arc::new(SandboxLauncher::default()),
+        sandbox_launcher: Arc::new(SandboxLauncher::default()),
     };
     let tools = gate::open_tools(Arc::clone(&settings), dependencies, &stop).await?;
     let listening = tools.require_listeners(&settings).await;
@@ -176,7 +176,7 @@ async fn serve(settings: Arc<Settings>, global: &Global) -> Result<CliExit> {
         () = child_reaper::reap_orphans() => {}
     }
     tracing::info!("bridge stopping");
-    let deadline = Deadline::after(settings.server.shutdown_timeout);
+    let deadline = Deadline::starting_now(settings.server.shutdown_timeout);
     if timeout_at(deadline.end(), tools.drain(deadline.cut_off()))
         .await
         .is_err()
@@ -204,7 +204,7 @@ fn announce(health_registry: &HealthRegistry, global: &Global) -> Result<()> {
 fn settings(args: &BridgeRunArgs, global: &Global) -> Result<Settings> {
     let file = args.file.as_deref().or(global.config.as_deref());
     let mut settings = match file {
-        Some(file) => config::load(Some(file), &environment)
+        Some(file) => config::load(Some(file), &read_environment_variable)
             .map_err(|problems| CliError::invalid_config(&problems))?,
         None => Settings::default(),
     };
@@ -235,7 +235,7 @@ fn settings(args: &BridgeRunArgs, global: &Global) -> Result<Settings> {
 fn command(words: &[String]) -> Result<Vec<String>> {
     let expanded = words
         .iter()
-        .map(|word| config::expand_word(word, &environment))
+        .map(|word| config::expand_word(word, &read_environment_variable))
         .collect::<Result<Vec<String>, _>>()
         .map_err(|error| CliError::new(CliExit::Usage, error.to_string()))?;
     let program = expanded.first().map_or("", String::as_str);

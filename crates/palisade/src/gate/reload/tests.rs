@@ -16,7 +16,7 @@ use crate::telemetry::LogSink;
 fn file_is_open_from_its_first_write_to_its_close() {
     let path = PathBuf::from("/c/palisade.yaml");
     let mut writing = FileWrites::default();
-    writing.ours.insert(path.clone());
+    writing.config_files.insert(path.clone());
     let mut record = |kind: EventKind, path: &str| {
         writing.record(&notify::Event::new(kind).add_path(path.into()));
         writing.open.len()
@@ -54,7 +54,7 @@ impl Fixture {
         };
         paths.prepare().unwrap();
         let sources = write(&dir, text);
-        let settings = sources.settings(&environment).unwrap();
+        let settings = sources.settings(&read_environment_variable).unwrap();
         let telemetry = Arc::new(Telemetry::start(&settings, 0, LogSink::Stderr).unwrap());
         let stop = CancellationToken::new();
         let store = open_store(&paths, &settings).await.unwrap();
@@ -65,23 +65,24 @@ impl Fixture {
         let traffic = open_traffic(&paths, &store, socket_owners, &policy);
         let traffic = traffic.await.unwrap();
         let health_registry = Arc::new(HealthRegistry::default());
-        let shared = NetworkListeners::new(
+        let network_listeners = NetworkListeners::new(
             Arc::clone(&traffic),
             Arc::clone(&health_registry),
             stop.clone(),
         );
-        let (numbers, metrics) = (ProcessMetrics::default(), mcp::metrics::Metrics::default());
+        let (process_metrics, metrics) =
+            (ProcessMetrics::default(), mcp::metrics::Metrics::default());
         let counters = ControlMetrics::default();
-        let registry = numbers.registry(store.clone(), &counters, &traffic, &metrics);
+        let registry = process_metrics.registry(store.clone(), &counters, &traffic, &metrics);
         let dependencies = tools::McpDependencies {
             policy: Arc::clone(&policy),
             questions: traffic.questions().clone(),
             audit: Arc::new(StoreAuditSink(store.clone())),
             fingerprints: Fingerprints::in_memory(),
             health_registry: Arc::clone(&health_registry),
-            numbers: Arc::new(registry),
+            registry: Arc::new(registry),
             metrics,
-            sandboxed: Arc::new(tools::SandboxLauncher::default()),
+            sandbox_launcher: Arc::new(tools::SandboxLauncher::default()),
         };
         let tools = open_tools(settings, dependencies, &stop);
         let tools = tools.await.unwrap();
@@ -89,16 +90,16 @@ impl Fixture {
         let reloader = Reloader {
             config: paths.config.clone(),
             health_registry,
-            numbers,
+            process_metrics,
             telemetry,
             store,
             policy,
             traffic,
-            shared: Arc::new(shared),
+            network_listeners: Arc::new(network_listeners),
             tools,
             requests: Mutex::new(requests),
             hangup: Mutex::new(signal(SignalKind::hangup()).unwrap()),
-            seen: Mutex::new(sources.fingerprint()),
+            last_fingerprint: Mutex::new(sources.fingerprint()),
             changed: Arc::new(Notify::new()),
         };
         Self {
@@ -125,7 +126,7 @@ fn write(dir: &tempfile::TempDir, text: &str) -> Sources {
     let path = dir.path().join("palisade.yaml");
     let mut file = std::fs::File::create(&path).unwrap();
     write!(file, "version: \"1.0\"\n{text}").unwrap();
-    Sources::read(Some(&path), &environment).unwrap()
+    Sources::read(Some(&path), &read_environment_variable).unwrap()
 }
 
 // Issue 14, number 10.

@@ -30,7 +30,7 @@ pub struct SandboxLauncher {
 
 impl SandboxLauncher {
     /// Sets the gate that creates the sandboxes.
-    pub fn open(&self, gate: &Arc<Gate>) {
+    pub fn set_gate(&self, gate: &Arc<Gate>) {
         // Called once: a process has one gate.
         let _ = self.gate.set(Arc::clone(gate));
     }
