@@ -17,6 +17,7 @@ mod alerts;
 mod clients;
 mod connections_without_request;
 mod corpus;
+mod credentials;
 mod early_responses;
 mod failures;
 mod framing;

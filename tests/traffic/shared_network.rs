@@ -30,6 +30,17 @@ fn net() -> Net {
 
 /// A gate on a shared network, with more rules.
 pub(crate) fn net_of(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules) -> Net {
+    net_of_started(fixture, more, |fixture| {
+        drop(fixture.ok(&["gate", "start"]))
+    })
+}
+
+/// A gate on a shared network that `start` starts.
+pub(crate) fn net_of_started(
+    fixture: TrafficFixture,
+    more: impl FnOnce(Rules) -> Rules,
+    start: impl FnOnce(&TrafficFixture),
+) -> Net {
     let api = fixture.https(&["api.example"], |_| OriginReply::text("hello"));
     let web = OriginServer::http(|_| OriginReply::text("hello"));
     let port = Port::take();
@@ -41,7 +52,7 @@ pub(crate) fn net_of(fixture: TrafficFixture, more: impl FnOnce(Rules) -> Rules)
         .egress(&format!("listen: [\"{proxy}\"]"));
     let rules = more(rules);
     fixture.write(&rules);
-    fixture.ok(&["gate", "start"]);
+    start(&fixture);
     fixture.ok(&["ca", "export", "--out", "gate.pem"]);
     Net {
         fixture,

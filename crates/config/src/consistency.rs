@@ -13,10 +13,26 @@ use crate::layer::Layer;
 use crate::leaf::Leaf;
 use crate::palisade_file::File;
 use crate::problem::Problem;
+use crate::section::credentials::BUILTIN_ROWS;
 use crate::section::policies::ENTRYPOINTS;
 use crate::section::sandbox::{Backend, SnapshotLimits};
 use crate::section::tools::RuntimeKind;
 use crate::tree::{Content, dotted, join};
+
+/// Headers that frame or route a request.
+const NOT_FOR_CREDENTIALS: [&str; 11] = [
+    "Connection",
+    "Content-Encoding",
+    "Content-Length",
+    "Content-Type",
+    "Cookie",
+    "Expect",
+    "Host",
+    "TE",
+    "Trailer",
+    "Transfer-Encoding",
+    "Upgrade",
+];
 
 /// Checks palisade.yaml. A listen address without a host and without a token is changed to
 /// loopback, with a warning.
@@ -329,7 +345,34 @@ impl Check<'_> {
     }
 
     fn credentials(&mut self) {
+        let section = &self.layer.value.credentials;
+        let named = section.rows.iter().map(|row| row.name.as_str());
+        let known: Vec<&str> = BUILTIN_ROWS.into_iter().chain(named).collect();
+        for (index, name) in section.default.iter().enumerate() {
+            if !known.contains(&name.as_str()) {
+                let pointer = format!("/credentials/default/{index}");
+                let shown = self.layer.quoted(&pointer, name);
+                let hint = format!("credentials are {}", known.join(", "));
+                self.report(&pointer, format!("there is no credential {shown}"), &hint);
+            }
+        }
         for (index, row) in self.layer.value.credentials.rows.iter().enumerate() {
+            let header = (format!("/credentials/rows/{index}/header"), &row.header);
+            let extra = row.extra_headers.keys().map(|name| {
+                let pointer = format!("/credentials/rows/{index}/extra_headers");
+                (join(&pointer, name), name)
+            });
+            for (pointer, name) in std::iter::once(header).chain(extra) {
+                if NOT_FOR_CREDENTIALS
+                    .iter()
+                    .any(|other| other.eq_ignore_ascii_case(name))
+                {
+                    let shown = self.layer.quoted(&pointer, name);
+                    let message = format!("the header {shown} cannot carry a credential");
+                    let hint = "the gate writes this header itself; a cookie is named by 'cookie'";
+                    self.report(&pointer, message, hint);
+                }
+            }
             for (name, value) in &row.extra_headers {
                 let value = value.expose();
                 if value.contains(|c: char| c.is_control() && c != '\t') {

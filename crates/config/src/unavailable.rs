@@ -37,8 +37,6 @@ pub(crate) const PALISADE: &[Unavailable] = &[
     key("scan.budget.bytes", &[]),
     key("scan.budget.depth", &[]),
     // Credentials that the gate adds.
-    key("credentials.default", &["[]"]),
-    key("credentials.rows", &["[]"]),
     key("credentials.github_app", &[]),
     key("credentials.oauth", &["{}"]),
     // Docker.
@@ -245,18 +243,6 @@ mod tests {
         ),
         ("scan.budget.depth", "scan:\n  budget: {depth: @}", "4", &[]),
         (
-            "credentials.default",
-            "credentials:\n  default: @",
-            "[github]",
-            &["[]"],
-        ),
-        (
-            "credentials.rows",
-            "credentials:\n  rows: @",
-            "[{name: a, host: a.example, source: 'env:A'}]",
-            &["[]"],
-        ),
-        (
             "credentials.github_app",
             "credentials:\n  github_app: @",
             "{app_id: 1, installation_id: 2, key: 'env:K'}",
@@ -318,7 +304,7 @@ mod tests {
         let shown = settings.show();
         // Values that nothing enforces are not shown as if they were in force.
         let is_shown = |pointer: &str| shown.iter().any(|one| one.pointer.starts_with(pointer));
-        assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/default"));
+        assert!(!is_shown("/scan/outbound") && !is_shown("/credentials/oauth"));
         assert!(is_shown("/git/scan") && is_shown("/sandbox/backend"));
     }
 

@@ -11,7 +11,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
+    CreateBody, ForkBody, GrantBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
+    TryBody, VariablesBody,
 };
 use crate::registration_request::RegisterRequest;
 
@@ -86,6 +87,14 @@ pub enum Action {
     ExplainRequest(RequestId),
     /// The decision about a request that is not sent.
     TryPolicy(TryBody),
+    /// Every credential, without its value.
+    ListCredentials,
+    /// Reads the value of a credential and reports whether that works.
+    TestCredential(String),
+    /// Keeps variables of the operator's environment.
+    OfferVariables(VariablesBody),
+    /// Grants credentials to a sandbox or container, or revokes them.
+    ChangeCredentials(SandboxId, GrantBody),
     /// The servers behind the bridge, with the tools seen of each.
     ListTools,
     /// Trusts changed definitions of tools.
@@ -150,6 +159,10 @@ impl Action {
             Action::RotateAuthority => "ca.rotate",
             Action::ExplainRequest(_) => "requests.explain",
             Action::TryPolicy(_) => "policy.try",
+            Action::ListCredentials => "credentials.list",
+            Action::TestCredential(_) => "credentials.test",
+            Action::OfferVariables(_) => "credentials.variables",
+            Action::ChangeCredentials(..) => "credentials.change",
             Action::ListTools => "tools.list",
             Action::AcceptTools(_) => "tools.accept",
             Action::Shutdown => "shutdown",

@@ -1,5 +1,6 @@
 //! Request bodies of the control API for sandboxes and policies.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -50,6 +51,31 @@ pub struct CreateBody {
     /// is created.
     #[serde(default)]
     pub publish: Vec<PortBody>,
+    /// Names of the credentials that the gate adds to requests of the sandbox; those of
+    /// `credentials.default` that have a value if omitted.
+    #[serde(default)]
+    pub credentials: Option<Vec<String>>,
+}
+
+/// The body of a request that changes the credentials of a sandbox or container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct GrantBody {
+    /// Names of credentials to grant.
+    pub grant: Vec<String>,
+    /// Names of credentials to revoke.
+    pub revoke: Vec<String>,
+}
+
+/// The body of a request that passes on variables of the operator's environment: names and
+/// values. Variables that no credential reads are ignored.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VariablesBody(pub BTreeMap<String, String>);
+
+impl std::fmt::Debug for VariablesBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.keys()).finish()
+    }
 }
 
 fn repos_schema(_: &mut SchemaGenerator) -> Schema {

@@ -20,7 +20,8 @@ use crate::health::{HealthReport, HealthStatus};
 use crate::registration_request::RegisterRequest;
 use crate::reply::{ControlError, ControlReply};
 use crate::{
-    audit_actions, creation_stream, openapi, remote_backend, tools, traffic_actions, wall_now,
+    audit_actions, creation_stream, credential_actions, openapi, remote_backend, tools,
+    traffic_actions, wall_now,
 };
 
 impl Gate {
@@ -103,6 +104,10 @@ impl Gate {
             Action::TryPolicy(body) => {
                 traffic_actions::try_policy(&self.traffic, &self.store, body).await
             }
+            Action::ListCredentials => credential_actions::list(self),
+            Action::TestCredential(name) => credential_actions::test(self, &name).await,
+            Action::OfferVariables(body) => Ok(credential_actions::offer(self, body.0)),
+            Action::ChangeCredentials(id, body) => credential_actions::change(self, id, body).await,
             Action::ListTools => Ok(tools::list(&self.bridge)),
             Action::AcceptTools(body) => tools::accept(&self.bridge, &self.store, &body).await,
             Action::Shutdown => {
@@ -187,10 +192,15 @@ impl Gate {
 
     async fn register(&self, request: RegisterRequest) -> Result<ControlReply, ControlError> {
         let RegisterRequest {
-            row,
+            mut row,
+            credentials,
             replace,
             warnings,
         } = request;
+        let settings = self.policy.settings();
+        let service = self.traffic.credentials();
+        row.credentials = credential_actions::initial_grants(&settings, service, credentials)?;
+        let placeholders = credential_actions::variables(self, &row.id, &row.credentials);
         let event = AuditEvent::lifecycle("registered", Some(row.id.clone()));
         let (id, shown) = (row.id.clone(), describe(&row));
         let done = if replace {
@@ -216,6 +226,9 @@ impl Gate {
             self.traffic.remove_sandbox(&old);
             tracing::info!(sandbox = %old, by = %id, "registration replaced");
             add("replaced", json!(old));
+        }
+        if !placeholders.is_empty() {
+            add("placeholders", json!(placeholders));
         }
         if !warnings.is_empty() {
             add("warnings", json!(warnings));
@@ -318,6 +331,7 @@ pub fn describe(row: &Registration) -> Value {
         "container_ip": row.ip,
         "repos": row.repos,
         "auth_mode": row.auth_mode,
+        "credentials": row.credentials,
         "created_at": time(row.created),
         "expires_at": time(row.expires),
         "metadata": row.metadata,

@@ -352,6 +352,13 @@ pub(crate) fn read_action(request: &ApiRequest, now: UnixMillis) -> Result<Actio
         }
         (POST, ["v1", "policy", "try"]) => Action::TryPolicy(request.json()?),
 
+        (GET, ["v1", "credentials"]) => Action::ListCredentials,
+        (POST, ["v1", "credentials", "variables"]) => Action::OfferVariables(request.json()?),
+        (POST, ["v1", "credentials", name, "test"]) => Action::TestCredential((*name).to_owned()),
+        (POST, ["v1", "registrations", id, "credentials"]) => {
+            Action::ChangeCredentials(known_id(id)?, request.json()?)
+        }
+
         (GET, ["v1", "tools"]) => Action::ListTools,
         (POST, ["v1", "tools", "accept"]) => Action::AcceptTools(request.json()?),
 

@@ -11,6 +11,7 @@ mod audit_actions;
 pub mod body;
 pub mod client;
 mod creation_stream;
+mod credential_actions;
 pub mod dispatch;
 pub mod gate;
 pub mod health;

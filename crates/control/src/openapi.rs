@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::action::{AcceptBody, FileBody};
 use crate::body::{
-    CreateBody, ForkBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody, TryBody,
+    CreateBody, ForkBody, GrantBody, LabelBody, PortBody, RestoreBody, SessionBody, SnapshotBody,
+    TryBody, VariablesBody,
 };
 use crate::health::HealthReport;
 use crate::registration_request::{UnknownFields, repo_schema};
@@ -71,6 +72,10 @@ pub enum RequestContent {
     Try,
     /// An [`AcceptBody`].
     Accept,
+    /// A [`GrantBody`].
+    Grant,
+    /// A [`VariablesBody`].
+    Variables,
 }
 
 /// Content of a route's response.
@@ -157,6 +162,10 @@ routes! {
     POST "/v1/ca/rotate" "ca.rotate" Nothing Object 200 [500], "Replaces the root; older roots cross-sign it until they expire";
     GET "/v1/requests/{request}" "requests.explain" Nothing Object 200 [400, 404, 503], "Why a request was refused, or how it ended";
     POST "/v1/policy/try" "policy.try" Try Object 200 [400, 404], "The decision about a request, without sending it";
+    GET "/v1/credentials" "credentials.list" Nothing Objects 200 [503], "Every credential with its hosts, its sources and the sandboxes that may use it; never a value";
+    POST "/v1/credentials/variables" "credentials.variables" Variables Object 200 [400, 413], "Passes on variables of the operator's environment, which win over those of the gate's own";
+    POST "/v1/credentials/{name}/test" "credentials.test" Nothing Object 200 [400], "Reads the value of a credential and reports whether that works";
+    POST "/v1/registrations/{id}/credentials" "credentials.change" Grant Object 200 [400, 404, 503], "Grants credentials to a sandbox or container, or revokes them; returns the placeholders";
     GET "/v1/tools" "tools.list" Nothing Objects 200 [], "The servers behind the bridge, with the tools seen of each";
     POST "/v1/tools/accept" "tools.accept" Accept Object 200 [400, 404], "Trusts changed definitions of tools";
     POST "/v1/shutdown" "shutdown" Nothing Object 202 [], "Stops the gate";
@@ -206,6 +215,8 @@ pub fn document() -> Value {
             "SnapshotBody": schema_of::<SnapshotBody>(),
             "TryBody": schema_of::<TryBody>(),
             "AcceptBody": schema_of::<AcceptBody>(),
+            "GrantBody": schema_of::<GrantBody>(),
+            "VariablesBody": schema_of::<VariablesBody>(),
             "Sandbox": sandbox_schema(),
             "HealthReport": schema_of::<HealthReport>(),
             "Container": registration_schema(UnknownFields::Ignore),
@@ -243,6 +254,8 @@ fn operation(route: &ApiRoute) -> Value {
         RequestContent::Fork => Some("ForkBody"),
         RequestContent::Try => Some("TryBody"),
         RequestContent::Accept => Some("AcceptBody"),
+        RequestContent::Grant => Some("GrantBody"),
+        RequestContent::Variables => Some("VariablesBody"),
         RequestContent::Registration => Some("Registration"),
         RequestContent::Container => Some("Container"),
         RequestContent::File => Some("FileBody"),
@@ -381,6 +394,11 @@ fn registration_schema(unknown: UnknownFields) -> Value {
                 "container_id": { "type": "string", "maxLength": 128 },
                 "repos": { "type": "array", "items": repo },
                 "auth_mode": { "enum": ["user", "bot"], "default": "user" },
+                "credentials": {
+                    "type": "array", "items": { "type": "string" },
+                    "description": "Credentials that the gate adds to the container's requests; \
+                                    those of credentials.default that have a value if omitted",
+                },
                 "expires_at": {
                     "type": "string", "format": "date-time",
                     "description": "In 24 hours if omitted",
@@ -439,6 +457,7 @@ fn row_schema() -> Value {
             "container_ip": { "type": ["string", "null"] },
             "repos": { "type": "array", "items": { "type": "object" } },
             "auth_mode": { "type": "string" },
+            "credentials": { "type": "array", "items": { "type": "string" } },
             "created_at": { "type": "string", "format": "date-time" },
             "expires_at": { "type": "string", "format": "date-time" },
             "metadata": { "type": "object" },

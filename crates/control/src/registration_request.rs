@@ -32,6 +32,7 @@ const FIRST_FORMAT: &[&str] = &[
     "container_id",
     "repos",
     "auth_mode",
+    "credentials",
     "expires_at",
     "metadata",
     "replace",
@@ -40,6 +41,7 @@ const LATER_FORMAT: &[&str] = &[
     "container_id",
     "ip_address",
     "ttl_seconds",
+    "credentials",
     "metadata",
     "replace",
 ];
@@ -54,8 +56,10 @@ const MAX_NAME: usize = 64;
 /// A request to register a container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RegisterRequest {
-    /// The registration.
+    /// The registration, without its credentials.
     pub row: Registration,
+    /// Names of the credentials that the request lists; `None` if it lists none.
+    pub credentials: Option<Vec<String>>,
     /// Whether to end a live registration that holds the address.
     pub replace: bool,
     /// Warnings for the response.
@@ -101,6 +105,7 @@ pub fn read_registration(
     };
     Ok(RegisterRequest {
         row,
+        credentials: read_credentials(&fields)?,
         replace,
         warnings: reader.warnings(),
     })
@@ -139,6 +144,7 @@ impl Reader {
             ip: Some(read_ip(fields, "container_ip")?),
             repos: self.repo_list(given(fields, "repos"))?,
             auth_mode: read_auth_mode(given(fields, "auth_mode"))?,
+            credentials: Vec::new(),
             created: now,
             expires,
             metadata: read_metadata(fields)?,
@@ -187,6 +193,7 @@ impl Reader {
             ip: Some(read_ip(fields, "ip_address")?),
             repos,
             auth_mode,
+            credentials: Vec::new(),
             created: now,
             expires: now.plus(life),
             metadata,
@@ -357,6 +364,16 @@ fn read_auth_mode(value: Option<&Value>) -> Result<AuthMode, ControlError> {
         Some(Some("bot")) => Ok(AuthMode::Bot),
         Some(_) => Err(bad("auth_mode must be 'user' or 'bot'")),
     }
+}
+
+fn read_credentials(fields: &Map<String, Value>) -> Result<Option<Vec<String>>, ControlError> {
+    let invalid = || bad("credentials must be a list of names; see palisade credentials list");
+    let Some(value) = given(fields, "credentials") else {
+        return Ok(None);
+    };
+    let names = value.as_array().ok_or_else(invalid)?.iter();
+    let names: Option<Vec<String>> = names.map(|name| name.as_str().map(str::to_owned)).collect();
+    names.map(Some).ok_or_else(invalid)
 }
 
 fn read_expiry(value: &Value, now: UnixMillis) -> Result<UnixMillis, ControlError> {

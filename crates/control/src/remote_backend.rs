@@ -72,6 +72,10 @@ pub(crate) fn operation_on<'s>(
         | Action::RotateAuthority
         | Action::ExplainRequest(_)
         | Action::TryPolicy(_)
+        | Action::ListCredentials
+        | Action::TestCredential(_)
+        | Action::OfferVariables(_)
+        | Action::ChangeCredentials(..)
         | Action::ListTools
         | Action::AcceptTools(_)
         | Action::Shutdown => return None,

@@ -15,13 +15,15 @@ mod repository_file;
 mod root_distribution;
 mod tool_sandboxes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use config::Settings;
 use config::section::egress::DomainRule;
+use credentials::service::CredentialService;
+use credentials::table::CredentialTable;
 use jiff::Timestamp;
 use policy::audit::AuditEvent;
 use policy::id::SandboxId;
@@ -35,6 +37,7 @@ use sandbox::name::Slug;
 use serde_json::{Value, json};
 use store::Store;
 use store::error::StoreError;
+use store::registry::RegistryLookup;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::body::{Purpose, SessionBody, SnapshotBody};
@@ -100,6 +103,7 @@ pub struct Sandboxes {
     root_lock: tokio::sync::Mutex<()>,
     /// The list of repository files that the operator trusts.
     trusted: PathBuf,
+    credentials: Arc<CredentialService>,
 }
 
 /// One change at a time to each sandbox.
@@ -121,13 +125,40 @@ impl SandboxLocks {
 impl Sandboxes {
     /// The sandboxes of `manager`, served by `traffic`. `trusted` is the path of the list of
     /// repository files that the operator trusts.
-    pub fn new(manager: Manager, traffic: Arc<dyn ListenerHost>, trusted: PathBuf) -> Self {
+    pub fn new(
+        manager: Manager,
+        traffic: Arc<dyn ListenerHost>,
+        trusted: PathBuf,
+        credentials: Arc<CredentialService>,
+    ) -> Self {
         Self {
             trusted,
+            credentials,
             manager: Arc::new(manager),
             traffic,
             locks: SandboxLocks::default(),
             root_lock: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Waits for the turn to change a sandbox or its registration.
+    pub(crate) async fn lock(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
+        self.locks.acquire(id).await
+    }
+
+    /// The variables with the placeholders that a registered sandbox holds.
+    fn placeholders(
+        &self,
+        store: &Store,
+        settings: &Settings,
+        id: &SandboxId,
+    ) -> BTreeMap<String, String> {
+        match store.registry().by_id(id) {
+            RegistryLookup::Found(row) => {
+                let table = CredentialTable::new(&settings.credentials);
+                self.credentials.variables(id, &table, &row.credentials)
+            }
+            RegistryLookup::Unknown | RegistryLookup::Unavailable => BTreeMap::new(),
         }
     }
 
@@ -372,6 +403,7 @@ impl Sandboxes {
             "id": id,
             "backend": "namespace",
             "environment": settings.sandbox.env,
+            "placeholders": self.placeholders(store, settings, &id),
         })))
     }
 

@@ -9,6 +9,7 @@ use config::bundle::BundleReadError;
 use config::section::egress::{DomainRule, UnknownHostAction};
 use config::section::git::MirrorSettings;
 use config::section::policies::{ELICITATIONS, PUSHES, REQUESTS, TOOL_CALLS};
+use credentials::table::CredentialTable;
 use policy::github::GithubRules;
 use policy::host::Host;
 use policy::reason::Reason;
@@ -29,6 +30,8 @@ pub struct PolicySnapshot {
     pub names_programs: bool,
     /// The rules for GitHub's API.
     pub github: GithubRules,
+    /// The credentials that requests may get.
+    pub credentials: Arc<CredentialTable>,
     /// The operator's policies about requests.
     pub requests: Arc<Bundles>,
     /// The operator's policies about pushes.
@@ -58,6 +61,7 @@ impl PolicySnapshot {
             number: next_number(),
             names_programs,
             github: github.unwrap_or_default(),
+            credentials: Arc::new(CredentialTable::new(&settings.credentials)),
             requests: bundles(REQUESTS)?,
             pushes: bundles(PUSHES)?,
             calls: bundles(TOOL_CALLS)?,
@@ -73,6 +77,7 @@ impl PolicySnapshot {
             number: next_number(),
             names_programs: false,
             github: github.unwrap_or_default(),
+            credentials: Arc::new(CredentialTable::new(&settings.credentials)),
             requests: Arc::default(),
             pushes: Arc::default(),
             calls: Arc::default(),
@@ -93,6 +98,7 @@ impl PolicySnapshot {
             },
             names_programs: self.names_programs || names_programs,
             github: self.github.clone(),
+            credentials: Arc::clone(&self.credentials),
             requests: Arc::clone(&self.requests),
             pushes: Arc::clone(&self.pushes),
             calls: Arc::clone(&self.calls),

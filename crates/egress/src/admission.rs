@@ -89,6 +89,13 @@ pub fn admit(
         Some(pass) => pass,
         None => take_token(cx, host, log)?,
     };
+    let admission = take_ticket(cx, host)?;
+    log.end_stage(Stage::Breaker);
+    Ok((pass, admission))
+}
+
+/// Takes a ticket of the host's circuit breaker, for one attempt at a request.
+pub fn take_ticket(cx: &RequestCx, host: &Host) -> Result<Admission, RequestRefusal> {
     let now = cx.services.clock().tick();
     let admitted = cx.sandbox.upstreams.admit(&cx.snapshot.settings, host, now);
     let ticket = admitted.map_err(|open| {
@@ -98,13 +105,11 @@ pub fn admit(
             denial.with(retry_detail(host, open.seconds())),
         )
     })?;
-    log.end_stage(Stage::Breaker);
-    let admission = Admission {
+    Ok(Admission {
         cx: cx.clone(),
         host: host.clone(),
         ticket: Some(ticket),
-    };
-    Ok((pass, admission))
+    })
 }
 
 /// Takes from the sandbox's budget of names below a wildcard, for a host that the rules allow. The

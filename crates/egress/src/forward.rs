@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use decide::subject::Recorded;
 use http::uri::PathAndQuery;
-use http::{Request, Response, Uri, Version};
+use http::{Request, Response, StatusCode, Uri, Version};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Body;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
@@ -19,9 +20,10 @@ use policy::proof::Cleared;
 use policy::reason::Reason;
 use policy::verdict::Denial;
 
-use crate::admission::Admission;
+use crate::admission::{self, Admission};
 use crate::body::{self, MessageBody};
 use crate::body_stream;
+use crate::credential_stage::{self, CredentialPlan};
 use crate::dialer::{DialError, UpstreamBody};
 use crate::headers;
 use crate::in_flight::{Authorized, AuthorizedRequest, InFlight};
@@ -31,10 +33,14 @@ use crate::refusal::RequestRefusal;
 use crate::request;
 use crate::request_cx::{PendingEntry, RequestCx};
 use crate::request_log::RequestLog;
+use crate::response_filters::ResponseFilter;
 use crate::services::Services;
 use crate::splice;
 use crate::stage::Stage;
 use crate::websocket;
+
+/// How much of a refused response is read before the request is sent again.
+const MAX_DISCARDED: usize = 64 * 1024;
 
 /// The response to a client.
 pub enum ClientResponse {
@@ -108,6 +114,8 @@ pub struct PreparedRequest {
     upgrade: Option<ClientUpgrade>,
     in_flight: InFlight,
     admission: Admission,
+    /// What the credentials stage has to do; boxed, because most requests need nothing.
+    credential: Option<Box<CredentialPlan>>,
 }
 
 /// A prepared request, or one that is decided again because the rules just changed.
@@ -128,6 +136,7 @@ pub fn prepare(
     request: Cleared<PipelineRequest, Admission>,
     answers: &ApprovalAnswers,
 ) -> Result<Preparation, RequestRefusal> {
+    let credential = credential_stage::plan(&cx, &request)?;
     let (outgoing, target, admission, (upgrade, recorded)) =
         Outgoing::cleared(request, build_outgoing)?;
     let authorized = Authorized::Request(Box::new(AuthorizedRequest {
@@ -139,7 +148,7 @@ pub fn prepare(
     let prepared = move |cx, entered: Result<InFlight, Denial>| {
         let in_flight = entered.map_err(|denial| RequestRefusal::new(Stage::Policy, denial))?;
         Ok(PreparedRequest::new(
-            cx, outgoing, upgrade, in_flight, admission,
+            cx, outgoing, upgrade, in_flight, admission, credential,
         ))
     };
     Ok(match cx.enter(authorized) {
@@ -193,6 +202,7 @@ impl PreparedRequest {
         upgrade: Option<ClientUpgrade>,
         in_flight: InFlight,
         admission: Admission,
+        credential: Option<Box<CredentialPlan>>,
     ) -> Self {
         let outgoing = if outgoing.request().body().is_end_stream() {
             outgoing
@@ -206,17 +216,82 @@ impl PreparedRequest {
             upgrade,
             in_flight,
             admission,
+            credential,
         }
+    }
+
+    /// What the credentials stage has to do for the request; `None` if nothing. The caller then
+    /// calls [`PreparedRequest::send_with_credential`] with it, and [`PreparedRequest::send`]
+    /// otherwise.
+    pub fn take_credential_plan(&mut self) -> Option<Box<CredentialPlan>> {
+        self.credential.take()
+    }
+
+    /// Adds the credential, sends the request and waits for the response head. If the upstream
+    /// refuses the credential (401) and there is a newer one, the request is sent once more. Returns
+    /// the response with the filter that removes an echo of the credential.
+    pub async fn send_with_credential(
+        mut self,
+        plan: Box<CredentialPlan>,
+        log: &mut RequestLog,
+    ) -> Result<(ClientResponse, Option<ResponseFilter>), RequestRefusal> {
+        let cx = self.cx.clone();
+        let route = self.outgoing.route().clone();
+        let is_upgrade = self.upgrade.is_some();
+        let applying = plan.apply(&cx, self.outgoing, log);
+        let applied = tokio::select! {
+            applied = applying => applied,
+            () = self.in_flight.revoked() => {
+                let revoked = cx.services.revocation_reason(&cx.sandbox, self.in_flight);
+                return Err(RequestRefusal::new(Stage::Policy, Box::pin(revoked).await));
+            }
+        };
+        let (outgoing, applied) = applied?;
+        self.outgoing = outgoing;
+        log.end_stage(Stage::Credentials);
+        let Some(mut applied) = applied else {
+            return Ok((self.send().await?, None));
+        };
+        let mut response = self.send().await?;
+        if let ClientResponse::Upstream(refused, held) = response {
+            response = match (refused.status(), is_upgrade) {
+                (StatusCode::UNAUTHORIZED, false) => match applied.renew(&cx).await? {
+                    Some(request) => {
+                        discard(refused).await;
+                        let again = PreparedRequest {
+                            outgoing: Outgoing::with_credential(route, request),
+                            upgrade: None,
+                            in_flight: held,
+                            admission: admission::take_ticket(&cx, applied.host())?,
+                            credential: None,
+                            cx,
+                        };
+                        again.send().await?
+                    }
+                    None => ClientResponse::Upstream(refused, held),
+                },
+                _ => ClientResponse::Upstream(refused, held),
+            };
+        }
+        Ok((
+            response,
+            applied.into_echoes().map(ResponseFilter::credential_echo),
+        ))
     }
 
     /// Sends the request and waits for the response head.
     pub async fn send(self) -> Result<ClientResponse, RequestRefusal> {
+        if self.credential.is_some() {
+            let denial = Denial::new(Reason::Internal, "credentials");
+            return Err(RequestRefusal::new(Stage::Credentials, denial));
+        }
         let PreparedRequest {
             cx,
             outgoing,
             upgrade,
             in_flight,
             admission,
+            ..
         } = self;
         let (services, sandbox) = (&cx.services, cx.sandbox.id());
         // The rules may change while the upstream has not responded yet.
@@ -273,6 +348,12 @@ impl PreparedRequest {
             }
         }
     }
+}
+
+/// Reads a response that is replaced by another, so that its connection can be used again.
+async fn discard(response: Response<UpstreamBody>) {
+    let mut body = Limited::new(response.into_body(), MAX_DISCARDED);
+    while let Some(Ok(_)) = body.frame().await {}
 }
 
 /// Sends a WebSocket request on a single-use connection.

@@ -37,6 +37,7 @@ pub struct TrafficMetrics {
     undecided: Counter,
     operations: Family<OperationLabels, Counter>,
     blocked: Family<BlockedLabels, Counter>,
+    alerts: Family<BlockedLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -147,6 +148,7 @@ impl Default for TrafficMetrics {
             undecided: Counter::default(),
             operations: Family::default(),
             blocked: Family::default(),
+            alerts: Family::default(),
         }
     }
 }
@@ -188,6 +190,11 @@ impl TrafficMetrics {
             "proxy_git_push_blocked",
             "Pushes that were refused, by reason",
             self.blocked.clone(),
+        );
+        registry.register(
+            "proxy_alerts",
+            "Requests that raised an alert, by reason",
+            self.alerts.clone(),
         );
     }
 
@@ -240,6 +247,12 @@ impl TrafficMetrics {
             let reason = reason.code();
             self.blocked.get_or_create(&BlockedLabels { reason }).inc();
         }
+    }
+
+    /// Counts a request that raised an alert.
+    pub fn count_alert(&self, reason: Reason) {
+        let reason = reason.code();
+        self.alerts.get_or_create(&BlockedLabels { reason }).inc();
     }
 
     /// Records the duration of a stage.

@@ -90,6 +90,15 @@ impl Outgoing {
         }
     }
 
+    /// A request into which the credentials stage has written a credential.
+    pub(crate) fn with_credential(route: Route, request: Request<MessageBody>) -> Self {
+        Self {
+            route,
+            request,
+            credentials: Credentials::Granted,
+        }
+    }
+
     /// The destination.
     pub fn route(&self) -> &Route {
         &self.route

@@ -79,7 +79,12 @@ pub async fn answer(
         }
         Ok((ClientResponse::Upstream(response, in_flight), mut filters)) => {
             log.record_status(response.status());
-            filters.choose(&response);
+            let response = match filters.choose(response) {
+                Ok(response) => response,
+                Err(denial) => {
+                    return refuse(source, log, &RequestRefusal::new(Stage::Forward, denial));
+                }
+            };
             if filters.is_empty() {
                 return response
                     .map(|body| body_stream::response_body(body, log, in_flight, idle()));
@@ -172,6 +177,9 @@ fn refuse(
     refusal: &RequestRefusal,
 ) -> Response<MessageBody> {
     log.record_refusal(refusal.stage, &refusal.denial);
+    if refusal.denial.reason == Reason::PlaceholderMisused {
+        log.raise_alert(&refusal.denial);
+    }
     let response = refusal.answer(source.sandbox().map(|sandbox| sandbox.id()), log.id);
     log.record_status(response.status());
     response
@@ -239,10 +247,20 @@ async fn run_stages(
         policy: services.policy(),
         limit: None,
     };
-    let (prepared, filters) = hold::settle(&mut held, holding).await?;
+    let (mut prepared, mut filters) = hold::settle(&mut held, holding).await?;
 
-    // 3. Forward, with credentials.
-    let reply = prepared.send().await;
+    // 3. Credentials and forward.
+    let reply = match prepared.take_credential_plan() {
+        None => prepared.send().await,
+        // Boxed because it would enlarge the future of requests without a credential.
+        Some(plan) => {
+            let sent = Box::pin(prepared.send_with_credential(plan, log)).await;
+            sent.map(|(reply, echo)| {
+                filters.extend(echo);
+                reply
+            })
+        }
+    };
     log.end_stage(Stage::Forward);
     Ok((reply?, filters))
 }

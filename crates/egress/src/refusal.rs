@@ -241,7 +241,7 @@ pub fn status_of(reason: Reason) -> StatusCode {
         Reason::TlsUpstream | Reason::ConnectFailed => StatusCode::BAD_GATEWAY,
         Reason::UpstreamTimeout => StatusCode::GATEWAY_TIMEOUT,
         Reason::ClientTimeout => StatusCode::REQUEST_TIMEOUT,
-        Reason::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        Reason::Internal | Reason::CredentialMissing => StatusCode::INTERNAL_SERVER_ERROR,
         Reason::IdentityUnknown
         | Reason::IdentityMismatch
         | Reason::IdentityExpired
@@ -272,7 +272,8 @@ pub fn status_of(reason: Reason) -> StatusCode {
         | Reason::ScanBudget
         | Reason::Injection
         | Reason::PlaceholderMisused
-        | Reason::CredentialMissing
+        | Reason::CredentialEndpoint
+        | Reason::CredentialForeign
         | Reason::DnsType
         | Reason::ToolDenied
         | Reason::ToolChanged => StatusCode::FORBIDDEN,
@@ -290,6 +291,12 @@ fn hint(reason: Reason) -> &'static str {
         | Reason::IdentityMismatch
         | Reason::RegistryUnavailable => "Only the operator can change this.",
         Reason::GitSize => "Split the push, use Git LFS, or ask the operator for a larger limit.",
+        Reason::CredentialMissing => {
+            "Only the operator can configure it: 'palisade credentials list' shows how."
+        }
+        Reason::PlaceholderMisused => {
+            "Send the placeholder only to the host of its credential, over HTTPS."
+        }
         Reason::NameMismatch => "Use the same host in CONNECT, the TLS SNI and the Host header.",
         Reason::Framing | Reason::BadName => "Send a standard request with an unambiguous form.",
         Reason::ConnectFailed | Reason::TlsUpstream | Reason::UpstreamTimeout => {

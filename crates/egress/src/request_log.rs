@@ -116,6 +116,25 @@ impl RequestLog {
         }
     }
 
+    /// Writes an alert about the request, beside its record.
+    pub fn raise_alert(&self, denial: &Denial) {
+        let reason = denial.reason.code();
+        let host = self.event.host.as_deref().unwrap_or_default();
+        let sandbox = self.sandbox.as_ref().map(|sandbox| sandbox.id().as_str());
+        tracing::warn!(sandbox, host, reason, request = %self.id, "request raised an alert");
+        self.services.metrics().count_alert(denial.reason);
+        let event = AuditEvent {
+            event: Some(reason.to_owned()),
+            kind: Kind::Alert,
+            ms: policy::audit::Times::default(),
+            reason: Some(denial.reason),
+            rule: Some(denial.rule.clone()),
+            verdict: Some(VerdictKind::Deny),
+            ..(*self.event).clone()
+        };
+        self.services.write(Box::new(event), None);
+    }
+
     /// Discards the record of an opened tunnel: the requests inside the tunnel have their own
     /// records.
     pub fn discard(mut self) {

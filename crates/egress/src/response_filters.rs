@@ -3,12 +3,16 @@
 //! The idle timeout is inside the filters, counters and audit record outside. A filter may change
 //! the head; after the head is sent it can only abort the body, which the record shows.
 
+mod credential_echo;
 mod git_advertisement;
 pub mod git_report;
 
+use credentials::redaction::SecretTexts;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
+use policy::reason::Reason;
+use policy::verdict::Denial;
 
 use self::git_advertisement::AdvertisementBody;
 use self::git_report::ForwardedPush;
@@ -26,6 +30,8 @@ pub enum ResponseFilter {
     GitAdvertisement,
     /// Reads from the response to a push which refs the upstream accepted.
     GitReport(Box<ForwardedPush>),
+    /// Overwrites the credential of the request where the upstream repeats it.
+    CredentialEcho(Box<SecretTexts>),
 }
 
 impl ResponseFilters {
@@ -34,9 +40,27 @@ impl ResponseFilters {
         Self(vec![filter])
     }
 
-    /// Keeps only the filters that apply to this response.
-    pub fn choose(&mut self, head: &Response<UpstreamBody>) {
-        self.0.retain(|filter| filter.applies(head));
+    /// Adds a filter after the others.
+    pub fn extend(&mut self, filter: Option<ResponseFilter>) {
+        self.0.extend(filter);
+    }
+
+    /// Keeps only the filters that apply to this response. Refuses a response that a required
+    /// filter cannot read.
+    pub fn choose(
+        &mut self,
+        head: Response<UpstreamBody>,
+    ) -> Result<Response<UpstreamBody>, Denial> {
+        self.0.retain(|filter| filter.applies(&head));
+        let has_echo_filter = self.0.iter().any(ResponseFilter::is_required);
+        if has_echo_filter && is_encoded(head.headers()) {
+            let denial = Denial::new(Reason::ConnectFailed, "credentials");
+            return Err(denial.with_message(
+                "The upstream sent an encoded response, although the gate had asked for an \
+                 unencoded one, and the gate cannot search it for the credential.",
+            ));
+        }
+        Ok(head)
     }
 
     /// Whether the response needs no filter.
@@ -47,24 +71,48 @@ impl ResponseFilters {
     /// Wraps the response body in the filters.
     pub fn apply(self, mut response: Response<MessageBody>) -> Response<MessageBody> {
         for filter in self.0 {
-            response.headers_mut().remove(CONTENT_LENGTH);
-            response = response.map(|inner| match filter {
-                ResponseFilter::GitAdvertisement => AdvertisementBody::new(inner).boxed_unsync(),
-                ResponseFilter::GitReport(sent) => sent.watch(inner),
-            });
+            response = match filter {
+                ResponseFilter::GitAdvertisement => {
+                    response.headers_mut().remove(CONTENT_LENGTH);
+                    response.map(|inner| AdvertisementBody::new(inner).boxed_unsync())
+                }
+                ResponseFilter::GitReport(sent) => {
+                    response.headers_mut().remove(CONTENT_LENGTH);
+                    response.map(|inner| sent.watch(inner))
+                }
+                ResponseFilter::CredentialEcho(texts) => credential_echo::redact(response, *texts),
+            };
         }
         response
     }
 }
 
 impl ResponseFilter {
+    /// The filter that overwrites `texts`.
+    pub fn credential_echo(texts: SecretTexts) -> Self {
+        Self::CredentialEcho(Box::new(texts))
+    }
+
+    /// Whether a response that the filter cannot read must be refused.
+    fn is_required(&self) -> bool {
+        matches!(self, ResponseFilter::CredentialEcho(_))
+    }
+
     fn applies(&self, head: &Response<UpstreamBody>) -> bool {
         let kind = match self {
             ResponseFilter::GitAdvertisement => advertisement::CONTENT_TYPE,
             ResponseFilter::GitReport(_) => report::CONTENT_TYPE,
+            ResponseFilter::CredentialEcho(_) => return true,
         };
         is_unencoded_success(head, kind)
     }
+}
+
+fn is_encoded(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(CONTENT_ENCODING);
+    codings
+        .iter()
+        .any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// Whether a response is a 200 with this content type and no content encoding.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use credentials::service::CredentialService;
 use decide::decision::{Cx, decide};
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
@@ -64,6 +65,8 @@ pub struct ServiceDependencies {
     pub authority: Arc<ArcSwap<CertificateAuthority>>,
     /// Opens all upstream connections.
     pub dialer: Dialer,
+    /// The values and placeholders of credentials.
+    pub credentials: Arc<CredentialService>,
     /// Reads the objects of pushes. Without a reader, pushes that must be read are refused.
     pub pack_reader: Option<Arc<dyn PackReader>>,
     /// The directory for bodies that wait for a verdict.
@@ -81,6 +84,7 @@ pub struct Services {
     programs: Arc<dyn SocketOwner>,
     authority: Arc<ArcSwap<CertificateAuthority>>,
     dialer: Dialer,
+    credentials: Arc<CredentialService>,
     pack_reader: Option<Arc<dyn PackReader>>,
     spools: Spools,
     mirrors: Mirrors,
@@ -147,6 +151,7 @@ impl Services {
             programs: parts.socket_owners,
             authority: parts.authority,
             dialer: parts.dialer,
+            credentials: parts.credentials,
             pack_reader: parts.pack_reader,
             spools: Spools::new(&parts.spool),
             mirrors: parts.mirrors,
@@ -163,6 +168,11 @@ impl Services {
     /// The rules in force.
     pub fn policy(&self) -> &CurrentPolicy {
         &self.policy
+    }
+
+    /// The values and placeholders of credentials.
+    pub fn credentials(&self) -> &Arc<CredentialService> {
+        &self.credentials
     }
 
     /// Approval requests to the operator.

@@ -17,19 +17,22 @@ pub enum Stage {
     Policy,
     /// The rules for git.
     Git,
+    /// The credential that is added to the request.
+    Credentials,
     /// The exchange with the upstream.
     Forward,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Stage; 7] = [
+    pub const ALL: [Stage; 8] = [
         Stage::Request,
         Stage::Identity,
         Stage::Rate,
         Stage::Breaker,
         Stage::Policy,
         Stage::Git,
+        Stage::Credentials,
         Stage::Forward,
     ];
 
@@ -42,6 +45,7 @@ impl Stage {
             Stage::Breaker => "breaker",
             Stage::Policy => "policy",
             Stage::Git => "git",
+            Stage::Credentials => "credentials",
             Stage::Forward => "forward",
         }
     }

@@ -6,6 +6,7 @@ mod bridge;
 mod ca;
 mod checkpoints;
 mod config_command;
+mod credentials;
 mod docs;
 mod doctor;
 mod enter;
@@ -207,6 +208,9 @@ pub enum Command {
     /// Check a push against the rules without pushing
     #[command(subcommand)]
     Git(git_check::GitCommand),
+    /// List, test and grant the credentials that the gate adds to requests
+    #[command(subcommand)]
+    Credentials(credentials::CredentialsCommand),
     /// Show, export and renew the certificate authority
     #[command(subcommand)]
     Ca(ca::CaCommand),
@@ -282,6 +286,7 @@ fn run(cli: Cli) -> Result<CliExit> {
         Command::Why(args) => why::why(&args, &global),
         Command::Policy(command) => policy_command::run(command, &global),
         Command::Git(command) => git_check::run(command, &global),
+        Command::Credentials(command) => credentials::run(command, &global),
         Command::Ca(command) => ca::run(command, &global),
         Command::Registry(command) => registry::run(command, &global),
         Command::Bridge(command) => bridge::run(command, &global),

@@ -20,12 +20,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use arc_swap::ArcSwap;
-use config::{Settings, Sources};
+use config::{Secret, Settings, Sources};
 use control::gate::{Gate, Streams};
 use control::health::HealthRegistry;
 use control::metrics::ControlMetrics;
 use control::sandboxes::Sandboxes;
 use control::wall_now;
+use credentials::service::CredentialService;
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use egress::authority::CertificateAuthority;
@@ -49,6 +50,7 @@ use crate::exit::{CliError, CliExit};
 use crate::paths::Paths;
 use crate::telemetry::log_file::LogFile;
 use crate::telemetry::process_metrics::ProcessMetrics;
+use crate::telemetry::redact::Redactor;
 use crate::telemetry::{LogSink, Telemetry};
 use lock::StateLock;
 use network_listeners::NetworkListeners;
@@ -200,7 +202,14 @@ async fn serve(
     let socket_owners = SocketOwnerLookup(manager.backend().clone());
     let settings = Arc::new(settings);
     let policy = load_policy(Arc::clone(&settings)).await?;
-    let traffic = open_traffic(paths, &store, socket_owners, &policy).await?;
+    let traffic = open_traffic(
+        paths,
+        &store,
+        socket_owners,
+        &policy,
+        telemetry.redactor.clone(),
+    )
+    .await?;
     let network_listeners = NetworkListeners::new(
         Arc::clone(&traffic),
         Arc::clone(&health_registry),
@@ -244,7 +253,12 @@ async fn serve(
     });
     reloader.announce(&settings);
     let sandbox_listeners = Arc::new(SandboxListeners::new(Arc::clone(&traffic), stop.clone()));
-    let sandboxes = Sandboxes::new(manager, Arc::clone(&sandbox_listeners) as _, paths.trust());
+    let sandboxes = Sandboxes::new(
+        manager,
+        Arc::clone(&sandbox_listeners) as _,
+        paths.trust(),
+        Arc::clone(traffic.credentials()),
+    );
     sandboxes.recover_after_restart(&store).await?;
     network_listeners.listen(&settings).await;
     let gate = Arc::new(Gate {
@@ -420,14 +434,21 @@ async fn open_traffic(
     store: &Store,
     socket_owners: SocketOwnerLookup,
     policy: &Arc<CurrentPolicy>,
+    redactor: Redactor,
 ) -> Result<Arc<Services>> {
+    let observer = move |name: &str, value: &Secret| {
+        redactor.add_secrets([(name, value.expose())]);
+    };
     let (dir, settings) = (paths.state_dir.clone(), Arc::clone(&policy.load().settings));
     let opened = tokio::task::spawn_blocking(move || {
         let authority = CertificateAuthority::open(&dir, wall_now())?;
         let dialer = Dialer::new(&settings)?;
-        anyhow::Ok((authority, dialer, Mirrors::open(&dir.join("mirrors"))?))
+        let credentials = CredentialService::open(&dir, Box::new(observer))
+            .context("cannot open the placeholders of credentials")?;
+        let mirrors = Mirrors::open(&dir.join("mirrors"))?;
+        anyhow::Ok((authority, dialer, credentials, mirrors))
     });
-    let (authority, dialer, mirrors) = opened.await??;
+    let (authority, dialer, credentials, mirrors) = opened.await??;
     Ok(Services::new(ServiceDependencies {
         policy: Arc::clone(policy),
         questions: Questions::default(),
@@ -436,6 +457,7 @@ async fn open_traffic(
         socket_owners: Arc::new(socket_owners),
         authority: Arc::new(ArcSwap::from_pointee(authority)),
         dialer,
+        credentials: Arc::new(credentials),
         pack_reader: Some(Arc::new(PackReaderPort(pack_readers()))),
         spool: paths.state_dir.join("spool"),
         mirrors,

@@ -33,9 +33,10 @@ use redact::Redactor;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The crates of this workspace, whose log level `-v` raises.
-const OWN_CRATES: [&str; 12] = [
+const OWN_CRATES: [&str; 13] = [
     "config",
     "control",
+    "credentials",
     "decide",
     "egress",
     "listen",

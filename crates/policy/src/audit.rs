@@ -217,6 +217,8 @@ pub enum Kind {
     Lifecycle,
     /// A configuration that was loaded or rejected.
     Config,
+    /// A suspicious action of a sandbox that the operator should look at.
+    Alert,
 }
 
 impl Kind {
@@ -229,6 +231,7 @@ impl Kind {
         Kind::Approval,
         Kind::Lifecycle,
         Kind::Config,
+        Kind::Alert,
     ];
 
     /// The name in records and metrics.
@@ -241,6 +244,7 @@ impl Kind {
             Kind::Approval => "approval",
             Kind::Lifecycle => "lifecycle",
             Kind::Config => "config",
+            Kind::Alert => "alert",
         }
     }
 

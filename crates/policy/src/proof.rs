@@ -373,6 +373,7 @@ mod tests {
             ip: None,
             repos: Vec::new(),
             auth_mode: AuthMode::User,
+            credentials: Vec::new(),
             created: UnixMillis::new(0),
             expires: UnixMillis::new(1),
             metadata: serde_json::Map::new(),

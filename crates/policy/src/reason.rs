@@ -76,6 +76,8 @@ reasons! {
     Injection = "injection", "The content contains instructions to the agent.";
     PlaceholderMisused = "placeholder_misused", "A credential placeholder was used where it is not allowed.";
     CredentialMissing = "credential_missing", "No credential is configured for this provider.";
+    CredentialEndpoint = "credential_endpoint", "This endpoint creates credentials.";
+    CredentialForeign = "credential_foreign", "The request carries a credential that is not the sandbox's.";
     DnsType = "dns_type", "This DNS record type is not answered.";
     ToolDenied = "tool_denied", "No rule allows this tool.";
     ToolChanged = "tool_changed", "The tool's definition changed since it was approved.";
@@ -124,6 +126,6 @@ mod tests {
                 format!("\"{code}\"")
             );
         }
-        assert_eq!(seen.len(), 49);
+        assert_eq!(seen.len(), 51);
     }
 }

@@ -19,6 +19,9 @@ pub struct Registration {
     pub repos: Vec<Repo>,
     /// The identity for git push.
     pub auth_mode: AuthMode,
+    /// Names of the credentials that the gate adds to requests of the sandbox.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub credentials: Vec<String>,
     /// The time of the registration.
     pub created: UnixMillis,
     /// The time at which the registration expires.
@@ -178,6 +181,7 @@ mod tests {
             ip: None,
             repos: Vec::new(),
             auth_mode: AuthMode::User,
+            credentials: Vec::new(),
             created: UnixMillis::new(0),
             expires: at,
             metadata: Map::new(),
@@ -234,6 +238,7 @@ mod tests {
             ip in any::<Option<IpAddr>>(),
             repos in proptest::collection::vec(("[a-zA-Z.]{1,6}/[a-zA-Z.]{1,8}", any::<Option<u64>>()), 0..4),
             bot: bool,
+            credentials in proptest::collection::vec("[a-z-]{1,8}", 0..3),
             created: i64,
             expires: i64,
             metadata in object(json()),
@@ -247,6 +252,7 @@ mod tests {
                 ip,
                 repos: repos.into_iter().filter_map(repo).collect(),
                 auth_mode: if bot { AuthMode::Bot } else { AuthMode::User },
+                credentials,
                 created: UnixMillis::new(created),
                 expires: UnixMillis::new(expires),
                 metadata,

@@ -29,6 +29,7 @@ fn row(n: u32) -> Registration {
         ip: Some(ip(n)),
         repos: Vec::new(),
         auth_mode: AuthMode::User,
+        credentials: Vec::new(),
         created: UnixMillis::new(0),
         expires: UnixMillis::new(i64::MAX),
         metadata: serde_json::Map::new(),

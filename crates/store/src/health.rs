@@ -67,6 +67,7 @@ pub(crate) struct Counters {
     pub(crate) approval: AtomicU64,
     pub(crate) lifecycle: AtomicU64,
     pub(crate) config: AtomicU64,
+    pub(crate) alert: AtomicU64,
     pub(crate) merged: AtomicU64,
     pub(crate) dropped: AtomicU64,
     pub(crate) lost: AtomicU64,
@@ -88,6 +89,7 @@ impl Counters {
             Kind::Approval => &self.approval,
             Kind::Lifecycle => &self.lifecycle,
             Kind::Config => &self.config,
+            Kind::Alert => &self.alert,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use policy::host::Host;
 use schemars::JsonSchema;
@@ -14,10 +15,18 @@ use crate::secret::Secret;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CredentialsSection {
-    /// Names of the rows that a new sandbox may use.
+    /// Names of the rows that a new sandbox may use, as far as they have a value when the sandbox is
+    /// created.
     #[schemars(with = "Vec<Text<Slug>>")]
     pub default: Vec<String>,
-    /// Additional rows.
+    /// What happens to a value in the place of a credential that is neither the sandbox's
+    /// placeholder nor a token that the host gave the sandbox.
+    pub foreign: ForeignCredentialAction,
+    /// How long the output of a `command:` source is used before the command runs again.
+    #[serde(with = "leaf::one")]
+    #[schemars(with = "Text<Duration>")]
+    pub command_lifetime: Duration,
+    /// Additional rows. A row with the name of a built-in row replaces it.
     pub rows: Vec<CredentialRow>,
     /// A GitHub App whose installation tokens are used instead of GITHUB_TOKEN.
     pub github_app: Option<GithubApp>,
@@ -28,13 +37,40 @@ pub struct CredentialsSection {
 impl Default for CredentialsSection {
     fn default() -> Self {
         Self {
-            default: ["anthropic", "openai", "github"].map(str::to_owned).into(),
+            default: ["anthropic", "openai", "github", "github-git"]
+                .map(str::to_owned)
+                .into(),
+            foreign: ForeignCredentialAction::Replace,
+            command_lifetime: Duration::from_secs(15 * 60),
             rows: Vec::new(),
             github_app: None,
             oauth: OauthFiles::default(),
         }
     }
 }
+
+/// What happens to a credential of a client that is not the sandbox's placeholder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ForeignCredentialAction {
+    /// The gate replaces it by the row's credential, and notes it in the audit record.
+    Replace,
+    /// The gate refuses the request.
+    Refuse,
+}
+
+/// The names of the built-in rows.
+pub const BUILTIN_ROWS: [&str; 9] = [
+    "anthropic",
+    "openai",
+    "gemini",
+    "github",
+    "github-git",
+    "tavily",
+    "semanticscholar",
+    "perplexity",
+    "zai",
+];
 
 /// One credential and the host that receives it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -67,9 +103,19 @@ pub struct CredentialRow {
     #[serde(default)]
     #[schemars(with = "leaf::Keyed<HeaderName, Secret>")]
     pub extra_headers: BTreeMap<String, Secret>,
-    /// Field of a JSON body that also carries the credential.
+    /// Field of a JSON or form body in which a client may send the credential.
     #[serde(default)]
     pub body_field: Option<String>,
+    /// Query parameter in which a client may send the credential.
+    #[serde(default)]
+    pub query: Option<String>,
+    /// Cookie in which a client may send the credential.
+    #[serde(default)]
+    pub cookie: Option<String>,
+    /// Environment variable that holds the placeholder in a sandbox.
+    #[serde(default)]
+    #[schemars(with = "Option<Text<leaf::EnvName>>")]
+    pub variable: Option<String>,
     /// Send the request without the credential if it is missing, instead of refusing the request.
     #[serde(default)]
     pub anonymous: bool,

@@ -31,7 +31,10 @@ fn status(result: Result<Action, ControlError>) -> u16 {
 #[test]
 fn every_documented_route_parses_to_its_action() {
     for route in ROUTES {
-        let path = route.path.replace("{id}", "abc");
+        let path = route
+            .path
+            .replace("{id}", "abc")
+            .replace("{name}", "github");
         let path = path.replace("{request}", "01M7H3RARVNE2837QB27MYVE9K");
         let body = match route.takes {
             RequestContent::File => r#"{"path":"/b"}"#,
@@ -42,6 +45,8 @@ fn every_documented_route_parses_to_its_action() {
             RequestContent::Fork => r#"{"name":"other"}"#,
             RequestContent::Port => r#"{"host":"127.0.0.1:8080","port":80}"#,
             RequestContent::Accept => r#"{"server": "calc"}"#,
+            RequestContent::Grant => r#"{"grant": ["github"]}"#,
+            RequestContent::Variables => r#"{"GH_TOKEN": "x"}"#,
             RequestContent::Try => r#"{"url":"https://x.example/"}"#,
             RequestContent::Registration | RequestContent::Container => ROW,
             RequestContent::Nothing

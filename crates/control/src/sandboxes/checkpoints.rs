@@ -103,14 +103,21 @@ impl Sandboxes {
             })
             .await?;
         drop(lock);
-        let (repos, auth_mode) = match store.registry().by_id(&id) {
-            RegistryLookup::Found(source) => (source.repos.clone(), source.auth_mode),
-            RegistryLookup::Unknown | RegistryLookup::Unavailable => (Vec::new(), AuthMode::User),
+        let (repos, auth_mode, credentials) = match store.registry().by_id(&id) {
+            RegistryLookup::Found(source) => (
+                source.repos.clone(),
+                source.auth_mode,
+                source.credentials.clone(),
+            ),
+            RegistryLookup::Unknown | RegistryLookup::Unavailable => {
+                (Vec::new(), AuthMode::User, Vec::new())
+            }
         };
         // The published ports stay with the original.
         let grants = CreateGrants {
             repos,
             auth_mode,
+            credentials,
             publish: Vec::new(),
             file_ports: Vec::new(),
         };

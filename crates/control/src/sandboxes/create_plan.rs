@@ -7,6 +7,7 @@ use config::leaf::PortMapping;
 use config::section::egress::DomainRule;
 use config::section::sandbox::SetupCommand;
 use config::{GATE_PORTS, MAX_CAPTURED_PORTS, Settings};
+use credentials::service::CredentialService;
 use policy::registration::{AuthMode, Repo};
 use sandbox::contract::{GatePorts, SandboxError, SandboxLimits, SystemConfig};
 use sandbox::manager::NewSandbox;
@@ -16,6 +17,7 @@ use super::repository::RepositoryInfo;
 use super::repository_file::AppliedFile;
 use super::{git_redirects, ports};
 use crate::body::{CreateBody, PortBody};
+use crate::credential_actions::initial_grants;
 use crate::registration_request::read_repos;
 use crate::remote_backend;
 use crate::reply::ControlError;
@@ -36,10 +38,12 @@ pub(super) struct Setup {
     pub(super) timeout: Duration,
 }
 
-/// Repositories, push identity and published ports of a new sandbox.
+/// Repositories, push identity, credentials and published ports of a new sandbox.
 pub(super) struct CreateGrants {
     pub(super) repos: Vec<Repo>,
     pub(super) auth_mode: AuthMode,
+    /// Names of the credentials.
+    pub(super) credentials: Vec<String>,
     /// Ports to publish on the host.
     pub(super) publish: Vec<PortBody>,
     /// Ports that the repository's trusted file publishes.
@@ -52,6 +56,7 @@ impl CreatePlan {
         body: CreateBody,
         host: &RepositoryInfo,
         settings: &Settings,
+        service: &CredentialService,
     ) -> Result<Self, ControlError> {
         let configured = settings.sandbox.backend.as_str();
         check_backend(body.backend.as_deref().unwrap_or(configured))?;
@@ -151,6 +156,7 @@ impl CreatePlan {
             grants: CreateGrants {
                 repos,
                 auth_mode,
+                credentials: initial_grants(settings, service, body.credentials)?,
                 publish: body.publish,
                 file_ports,
             },

@@ -42,7 +42,7 @@ impl Sandboxes {
         let host = self
             .run_blocking(move |_| Ok(RepositoryInfo::of(repository.as_deref(), &trusted)))
             .await?;
-        let create_plan = CreatePlan::read(body, &host, settings)?;
+        let create_plan = CreatePlan::read(body, &host, settings, &self.credentials)?;
         let CreatePlan {
             mut wanted,
             grants,
@@ -124,6 +124,7 @@ impl Sandboxes {
             ip: None,
             repos: grants.repos,
             auth_mode: grants.auth_mode,
+            credentials: grants.credentials,
             created: now,
             expires: now.plus(REGISTRATION_LIFETIME),
             metadata: serde_json::Map::new(),

@@ -42,6 +42,7 @@ impl Sandboxes {
             nested: false,
             setup_command: None,
             publish: Vec::new(),
+            credentials: Some(Vec::new()),
         };
         let progress = Arc::new(CreateProgress::default());
         self.create(store, settings, body, progress).await?;

@@ -42,6 +42,7 @@ fn input_is_the_request_as_sent_without_secrets() {
             max_receive_pack_bytes: None,
         }],
         auth_mode: AuthMode::Bot,
+        credentials: Vec::new(),
         created: UnixMillis::new(0),
         expires: UnixMillis::new(1),
         metadata: Map::from_iter([("team".to_owned(), json!("red"))]),

@@ -386,6 +386,7 @@ fn registered(expires: i64) -> RegistrationLookup {
         ip: None,
         repos: Vec::new(),
         auth_mode: AuthMode::User,
+        credentials: Vec::new(),
         created: UnixMillis::new(0),
         expires: UnixMillis::new(expires),
         metadata: serde_json::Map::new(),

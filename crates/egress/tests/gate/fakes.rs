@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use config::Settings;
+use credentials::service::CredentialService;
 use decide::hold::Questions;
 use decide::snapshot::{CurrentPolicy, PolicySnapshot};
 use egress::authority::CertificateAuthority;
@@ -44,6 +45,7 @@ impl FakeRegistry {
                 max_receive_pack_bytes: None,
             }],
             auth_mode: AuthMode::User,
+            credentials: Vec::new(),
             created: UnixMillis::new(0),
             expires: UnixMillis::new(i64::MAX),
             metadata: Map::from_iter([("team".to_owned(), json!("red"))]),
@@ -118,7 +120,9 @@ pub(crate) fn fake_dependencies(
 ) -> ServiceDependencies {
     let authority =
         CertificateAuthority::open(directory, UnixMillis::new(1_800_000_000_000)).unwrap();
+    let credentials = CredentialService::open(directory, Box::new(|_, _| ())).unwrap();
     ServiceDependencies {
+        credentials: Arc::new(credentials),
         registry: Arc::new(FakeRegistry),
         audit: Arc::clone(records) as _,
         socket_owners: Arc::new(NoSocketOwner),

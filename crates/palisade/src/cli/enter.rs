@@ -43,8 +43,8 @@ Examples:
   palisade run --dirty -- make test               with your uncommitted changes
   palisade run --json --rm -- make | jq .exit_code
 
-With --name, an existing sandbox is used as it is, and resumed if necessary. --publish and
---rm apply to it; any other option that does not match it is refused.
+With --name, an existing sandbox is used as it is, and resumed if necessary. --publish,
+--credential and --rm apply to it; any other option that does not match it is refused.
 
 Programs in the sandbox trust the gate's certificate and use its proxy: the system's bundle
 contains it, and HTTPS_PROXY, SSL_CERT_FILE, NODE_EXTRA_CA_CERTS and
@@ -327,7 +327,16 @@ fn run_in_sandbox(
         .flatten()
         .filter_map(Value::as_str)
         .collect();
-    let mut environment = environment(&named, &session_command.running.env)?;
+    let placeholders = session.get("placeholders").and_then(Value::as_object);
+    let placeholders = placeholders.into_iter().flatten();
+    let mut environment: Vec<(OsString, OsString)> = placeholders
+        .filter_map(|(name, value)| Some((name.into(), value.as_str()?.into())))
+        .collect();
+    // The operator's variables come last: --env replaces a placeholder.
+    environment.extend(environment_of_operator(
+        &named,
+        &session_command.running.env,
+    )?);
     let mut words = session_command.command.to_vec();
     if !session_command.as_is {
         let command = agents::disable_own_sandbox(&words, &environment);
@@ -395,7 +404,7 @@ pub fn backend(paths: &Paths) -> Namespace {
     )
 }
 
-fn environment(named: &[&str], given: &[String]) -> Result<Vec<(OsString, OsString)>> {
+fn environment_of_operator(named: &[&str], given: &[String]) -> Result<Vec<(OsString, OsString)>> {
     let is_passed_on = |name: &str| {
         PASSED_VARIABLES.contains(&name) || name.starts_with("LC_") || named.contains(&name)
     };

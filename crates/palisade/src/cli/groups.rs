@@ -42,7 +42,15 @@ const GROUPS: [Group; 6] = [
     },
     Group {
         title: "Policy and audit",
-        commands: &["why", "audit", "policy", "git", "config", "trust"],
+        commands: &[
+            "why",
+            "audit",
+            "policy",
+            "credentials",
+            "git",
+            "config",
+            "trust",
+        ],
         example: "palisade audit tail",
     },
     Group {

@@ -8,7 +8,7 @@ use control::client::ControlClient;
 use policy::registration::Repo;
 use serde_json::{Value, json};
 
-use crate::cli::{Global, block_on, confirm, repo_limit};
+use crate::cli::{Global, block_on, confirm, credentials, repo_limit};
 use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output;
@@ -38,6 +38,10 @@ pub enum RegistryCommand {
         /// When the registration ends, like 2026-12-31T00:00:00Z [default: in 24 hours]
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
+        /// Credential that the gate adds to the container's requests (repeatable) [default: those
+        /// of credentials.default that have a value]
+        #[arg(long = "credential", value_name = "NAME")]
+        credentials: Vec<String>,
         /// Replace the registration of another container with this address
         #[arg(long)]
         replace: bool,
@@ -94,6 +98,7 @@ async fn request(gate: &ControlClient, command: RegistryCommand) -> Result<Value
             auth_mode,
             trusts_ca,
             expires_at,
+            credentials,
             replace,
         } => {
             let metadata = if trusts_ca {
@@ -105,7 +110,9 @@ async fn request(gate: &ControlClient, command: RegistryCommand) -> Result<Value
                 "container_id": id, "container_ip": ip, "repos": repos,
                 "auth_mode": auth_mode, "expires_at": expires_at, "metadata": metadata,
                 "replace": replace,
+                "credentials": (!credentials.is_empty()).then_some(credentials),
             });
+            credentials::offer_variables(gate).await?;
             gate.post("/v1/registrations", &body).await?
         }
         RegistryCommand::Remove { id } => {

@@ -117,6 +117,14 @@ async fn reuse(
     for note in &now.notes {
         output::print_message(&format!("palisade: {}", output::safe(note)));
     }
+    if !options.credentials.is_empty() {
+        let body = json!({ "grant": options.credentials });
+        gate.post(
+            &format!("/v1/registrations/{}/credentials", sandbox.id),
+            &body,
+        )
+        .await?;
+    }
     for wanted in &options.publish {
         if !sandbox.published.contains(wanted) {
             ports::publish(gate, &sandbox, *wanted).await?;

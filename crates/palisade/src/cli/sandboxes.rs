@@ -16,7 +16,7 @@ use sandbox::worker::SnapshotReport;
 use serde_json::{Value, json};
 
 use crate::cli::sandbox_lookup::{self, CurrentRepository, SandboxInfo};
-use crate::cli::{Global, block_on, doctor, ports, repo_limit, summary};
+use crate::cli::{Global, block_on, credentials, doctor, ports, repo_limit, summary};
 use crate::exit::{CliError, CliExit};
 use crate::gate::background;
 use crate::output::{self, Spinner};
@@ -60,6 +60,10 @@ pub struct CreateOptions {
     /// Forward 127.0.0.1:HOST to PORT in the sandbox (repeatable)
     #[arg(long, value_name = "HOST:PORT", value_parser = ports::read)]
     pub publish: Vec<PublishedPort>,
+    /// Credential that the gate adds to the sandbox's requests (repeatable) [default: those of
+    /// credentials.default that have a value]
+    #[arg(long = "credential", value_name = "NAME")]
+    pub credentials: Vec<String>,
 }
 
 impl CreateOptions {
@@ -99,6 +103,7 @@ impl CreateOptions {
                     port: *port,
                 })
                 .collect(),
+            credentials: (!self.credentials.is_empty()).then(|| self.credentials.clone()),
         })
     }
 }
@@ -164,6 +169,7 @@ pub async fn create_sandbox(
     for_script: bool,
 ) -> Result<SandboxInfo> {
     let body = json!(options.body(name)?);
+    credentials::offer_variables(gate).await?;
     let made = if for_script || !Spinner::is_visible() {
         gate.post("/v1/sandboxes", &body).await
     } else {

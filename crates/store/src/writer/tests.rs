@@ -49,6 +49,7 @@ fn row(name: &str) -> Registration {
         ip: None,
         repos: Vec::new(),
         auth_mode: AuthMode::User,
+        credentials: Vec::new(),
         created: at(0),
         expires: at(i64::MAX),
         metadata: serde_json::Map::from_iter([("pad".to_owned(), "x".repeat(64 * 1024).into())]),

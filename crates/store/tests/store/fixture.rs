@@ -37,6 +37,7 @@ pub(crate) fn row(name: &str, ip: Option<&str>) -> Registration {
         ip: ip.map(|ip| ip.parse().unwrap()),
         repos: Vec::new(),
         auth_mode: AuthMode::User,
+        credentials: Vec::new(),
         created: at(0),
         expires: at(i64::MAX),
         metadata: serde_json::Map::new(),

@@ -180,6 +180,7 @@ impl GateSandboxService {
             nested: false,
             setup_command: None,
             publish: Vec::new(),
+            credentials: None,
         };
         let made = self.gate().await?.post("/v1/sandboxes", &json!(body)).await;
         Ok(shown(serde_json::from_value(made?)?))

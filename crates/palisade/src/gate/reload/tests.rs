@@ -11,6 +11,7 @@ use crate::gate::ports::{SocketOwnerLookup, StoreAuditSink};
 use crate::gate::{load_policy, open_manager, open_store, open_tools, open_traffic, tools};
 use crate::paths::Paths;
 use crate::telemetry::LogSink;
+use crate::telemetry::redact::Redactor;
 
 #[test]
 fn file_is_open_from_its_first_write_to_its_close() {
@@ -62,7 +63,7 @@ impl Fixture {
         let socket_owners =
             SocketOwnerLookup(open_manager(&paths).await.unwrap().backend().clone());
         let policy = load_policy(Arc::clone(&settings)).await.unwrap();
-        let traffic = open_traffic(&paths, &store, socket_owners, &policy);
+        let traffic = open_traffic(&paths, &store, socket_owners, &policy, Redactor::default());
         let traffic = traffic.await.unwrap();
         let health_registry = Arc::new(HealthRegistry::default());
         let network_listeners = NetworkListeners::new(
