@@ -220,11 +220,12 @@ impl PreparedRequest {
         }
     }
 
-    /// What the credentials stage has to do for the request; `None` if nothing. The caller then
-    /// calls [`PreparedRequest::send_with_credential`] with it, and [`PreparedRequest::send`]
-    /// otherwise.
-    pub fn take_credential_plan(&mut self) -> Option<Box<CredentialPlan>> {
-        self.credential.take()
+    /// Splits off what the credentials stage has to do. With a plan, the request is sent by
+    /// [`PreparedRequest::send_with_credential`], otherwise by [`PreparedRequest::send`]. By value,
+    /// because a borrow would keep a second copy of the request in the caller's future.
+    pub fn split_credential_plan(mut self) -> (Self, Option<Box<CredentialPlan>>) {
+        let plan = self.credential.take();
+        (self, plan)
     }
 
     /// Adds the credential, sends the request and waits for the response head. If the upstream

@@ -96,14 +96,14 @@ async fn send_checked(
     log.end_stage(Stage::Policy);
     // The gate wrote the request, so its content needs no inspection.
     let request = request.clear(Clearance::nothing_configured());
-    let mut prepared = match forward::prepare(cx.clone(), request, answers)? {
+    let prepared = match forward::prepare(cx.clone(), request, answers)? {
         Preparation::Now(prepared) => prepared,
         Preparation::Later(preparing) => preparing.await?,
     };
-    let reply = match prepared.take_credential_plan() {
-        None => prepared.send().await?,
+    let reply = match prepared.split_credential_plan() {
+        (prepared, None) => prepared.send().await?,
         // Nothing of this response reaches the sandbox, so that no echo has to be removed.
-        Some(plan) => Box::pin(prepared.send_with_credential(plan, log)).await?.0,
+        (prepared, Some(plan)) => Box::pin(prepared.send_with_credential(plan, log)).await?.0,
     };
     log.end_stage(Stage::Forward);
     match reply {

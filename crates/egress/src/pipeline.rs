@@ -247,13 +247,13 @@ async fn run_stages(
         policy: services.policy(),
         limit: None,
     };
-    let (mut prepared, mut filters) = hold::settle(&mut held, holding).await?;
+    let (prepared, mut filters) = hold::settle(&mut held, holding).await?;
 
     // 3. Credentials and forward.
-    let reply = match prepared.take_credential_plan() {
-        None => prepared.send().await,
+    let reply = match prepared.split_credential_plan() {
+        (prepared, None) => prepared.send().await,
         // Boxed because it would enlarge the future of requests without a credential.
-        Some(plan) => {
+        (prepared, Some(plan)) => {
             let sent = Box::pin(prepared.send_with_credential(plan, log)).await;
             sent.map(|(reply, echo)| {
                 filters.extend(echo);
