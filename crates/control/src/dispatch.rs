@@ -38,7 +38,7 @@ impl Gate {
             Action::GetRegistration(id) => self.get_registration(&id),
             Action::Register(request) => self.register(*request).await,
             Action::Unregister(id) => self.unregister(&id).await,
-            Action::ListSandboxes(named) => self.list_sandboxes(named).await,
+            Action::ListSandboxes(name) => self.list_sandboxes(name).await,
             Action::ShowSandbox(id) => self.sandboxes.show(id).await,
             Action::CreateSandbox(body, reply_mode) => self.create(*body, reply_mode).await,
             Action::DeleteSandbox(id, force) => {
@@ -133,7 +133,7 @@ impl Gate {
                 .clone()
                 .unwrap_or_else(|| "not available".to_owned())
         };
-        let check = |well: bool| if well { Ok(()) } else { Err(error()) };
+        let check = |is_ok: bool| if is_ok { Ok(()) } else { Err(error()) };
         let registry = registry.unwrap_or_else(|| check(store.registry_accessible));
         results.extend([
             ("registry_accessible", registry),
@@ -200,9 +200,9 @@ impl Gate {
         } else {
             self.store.register(row, event, wall_now()).await?
         };
-        tracing::info!(sandbox = %id, "registered");
+        tracing::info!(sandbox = %id, "container registered");
         for warning in &warnings {
-            tracing::warn!(sandbox = %id, warning, "registered with a warning");
+            tracing::warn!(sandbox = %id, warning, "container registered with a warning");
         }
         let mut answer = json!({ "status": "registered", "container_id": id, "container": shown });
         let mut add = |key: &str, value: Value| {
@@ -210,7 +210,7 @@ impl Gate {
                 answer.insert(key.to_owned(), value);
             }
         };
-        if let Some(old) = done.expelled {
+        if let Some(old) = done.removed_holder {
             // The connections of the replaced container end as well: the address belongs to
             // another container now.
             self.traffic.remove_sandbox(&old);
@@ -232,17 +232,18 @@ impl Gate {
         })?;
         // Requests in flight of the sandbox end as well.
         self.traffic.remove_sandbox(id);
-        tracing::info!(sandbox = %id, "unregistered");
+        tracing::info!(sandbox = %id, "container unregistered");
         Ok(ControlReply::ok(
             json!({ "status": "unregistered", "container_id": id }),
         ))
     }
 
-    async fn list_sandboxes(&self, named: Option<String>) -> Result<ControlReply, ControlError> {
+    async fn list_sandboxes(&self, name: Option<String>) -> Result<ControlReply, ControlError> {
         let settings = self.policy.settings();
-        // Concurrently: a container that does not answer takes its whole timeout.
-        let containers = remote_backend::list(&settings, named.as_deref());
-        let (mut all, containers) = tokio::join!(self.sandboxes.list(named.clone()), containers);
+        // Both lists are read concurrently: a container that does not answer takes its whole
+        // timeout.
+        let containers = remote_backend::list(&settings, name.as_deref());
+        let (mut all, containers) = tokio::join!(self.sandboxes.list(name.clone()), containers);
         if let Ok(ControlReply::Json(_, Value::Array(rows))) = &mut all {
             rows.extend(containers);
         }
@@ -254,7 +255,7 @@ impl Gate {
         body: CreateBody,
         reply_mode: ReplyMode,
     ) -> Result<ControlReply, ControlError> {
-        // Without a free stream permit the reply is a single one.
+        // If no permit for a stream is free, the reply is not streamed.
         if reply_mode == ReplyMode::Stream
             && let Ok(permit) = self.streams.take()
         {
@@ -276,15 +277,15 @@ impl Gate {
     }
 
     async fn reload_config(&self) -> Result<ControlReply, ControlError> {
-        let gone = || {
+        let unavailable = || {
             ControlError::Unavailable(
                 "cannot reload: the reload task of the gate is not running; see: palisade gate logs"
                     .to_owned(),
             )
         };
         let (answer, answered) = oneshot::channel();
-        self.reload.send(answer).await.map_err(|_| gone())?;
-        match answered.await.map_err(|_| gone())? {
+        self.reload.send(answer).await.map_err(|_| unavailable())?;
+        match answered.await.map_err(|_| unavailable())? {
             Ok(changed) => Ok(ControlReply::ok(
                 json!({ "status": "reloaded", "changed": changed }),
             )),

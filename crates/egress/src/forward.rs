@@ -5,7 +5,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use decide::subject::Recorded;
+use decide::subject::RecheckData;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri, Version};
 use hyper::body::Body;
@@ -154,7 +154,7 @@ pub fn prepare(
 fn build_outgoing(
     message: PipelineRequest,
     target: &Target,
-) -> Result<RequestParts<(Option<ClientUpgrade>, Recorded)>, RequestRefusal> {
+) -> Result<RequestParts<(Option<ClientUpgrade>, RecheckData)>, RequestRefusal> {
     let PipelineRequest {
         head,
         body,

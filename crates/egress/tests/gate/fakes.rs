@@ -60,7 +60,7 @@ impl Registry for FakeRegistry {
         RegistrationLookup::Unknown
     }
 
-    fn expired(&self, _: &SandboxId) {}
+    fn report_expiry(&self, _: &SandboxId) {}
 }
 
 /// An audit log in memory.
@@ -145,7 +145,7 @@ pub(crate) fn connect(services: &Arc<Services>, tunnel: Option<(Host, u16)>) -> 
             hello: None,
             caller: ProgramLookup::default(),
         },
-        place: None,
+        connection_slot: None,
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     };
